@@ -1,0 +1,1 @@
+"""Figures and tables of what a method selects: data first, then a picture."""

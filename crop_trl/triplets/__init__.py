@@ -1,0 +1,23 @@
+"""Original-paraphrase-counterfactual triplets: their record, how they are made and checked, how they are read."""
+
+from .record import (
+    DEFAULT_PROMPT_TEMPLATE,
+    AdapterReport,
+    TripletFormatError,
+    build_dataset,
+    load_records,
+    load_triplets,
+    unwrap_problem,
+    wrap_problem,
+)
+
+__all__ = [
+    "DEFAULT_PROMPT_TEMPLATE",
+    "AdapterReport",
+    "TripletFormatError",
+    "build_dataset",
+    "load_records",
+    "load_triplets",
+    "unwrap_problem",
+    "wrap_problem",
+]

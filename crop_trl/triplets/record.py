@@ -1,0 +1,176 @@
+"""Triplet records (JSONL) and how they become the trainer's dataset.
+
+A record holds one problem three times: as it is, reworded, and with one condition changed. The text around a problem
+that asks for the answer's format is not part of it: records hold bare problems, and the same template goes round all
+three when they are turned into prompts.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import datasets
+
+PLACEHOLDER = "{problem}"
+# Asks for \boxed{}, since that is where evaluation looks for the answer. Training, triplets and evaluation share it.
+DEFAULT_PROMPT_TEMPLATE = PLACEHOLDER + "\n\nWork through the problem and write the final answer inside \\boxed{}."
+
+PROBLEM_FIELDS = ("original_problem", "paraphrase_problem", "counterfactual_problem")
+PROMPT_COLUMNS = ("prompt", "paraphrase_prompt", "counterfactual_prompt")
+FLAGS = ("triplet_complete", "usable_for_training", "validation_passed")
+
+
+class TripletFormatError(ValueError):
+    """A triplet source that cannot be read as records; the message names file, line and remedy."""
+
+
+def check_template(template: str) -> str:
+    """Return `template`, or raise `ValueError` when it does not hold `{problem}` exactly once."""
+    if template.count(PLACEHOLDER) != 1:
+        raise ValueError(
+            f"`prompt_template` must contain {PLACEHOLDER} exactly once, got {template!r}; for no wrapper, set it to "
+            f"'{PLACEHOLDER}'."
+        )
+    return template
+
+
+def wrap_problem(problem: str, template: str = DEFAULT_PROMPT_TEMPLATE) -> str:
+    """Put the answer-format wrapper around a bare problem. Braces in either text are left as they are."""
+    return template.replace(PLACEHOLDER, problem)
+
+
+def unwrap_problem(text: str, template: str = DEFAULT_PROMPT_TEMPLATE) -> str:
+    """Take the answer-format wrapper off again; a text that does not carry it comes back unchanged."""
+    before, after = template.split(PLACEHOLDER)
+    if len(text) >= len(before) + len(after) and text.startswith(before) and text.endswith(after):
+        return text[len(before) : len(text) - len(after)]
+    return text
+
+
+def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
+    """Read a JSONL file. Raises [`TripletFormatError`] naming the line that is not a JSON object."""
+    records = []
+    with open(path, encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise TripletFormatError(f"{path}, line {number} is not JSON ({error.msg}); mend or drop it.") from None
+            if not isinstance(record, dict):
+                raise TripletFormatError(f"{path}, line {number} holds a {type(record).__name__}, not a JSON object.")
+            records.append(record)
+    return records
+
+
+@dataclass
+class AdapterReport:
+    """
+    How many records came in, how many became prompts, and why the others left.
+
+    Args:
+        total (`int`): Records read.
+        kept (`int`): Records that became prompts.
+        dropped (`Counter`): Reason to number of records; each record counts under its first reason.
+    """
+
+    total: int = 0
+    kept: int = 0
+    dropped: Counter = field(default_factory=Counter)
+
+    def __str__(self) -> str:
+        reasons = "; ".join(f"{count} {reason}" for reason, count in self.dropped.most_common())
+        return f"{self.kept} of {self.total} records kept" + (f" (left out: {reasons})" if reasons else "")
+
+
+def reason_to_drop(record: Mapping[str, Any]) -> str | None:
+    """Why a record is unfit for training, or `None` when it is fit."""
+    for flag in FLAGS:
+        if record.get(flag) is not True:
+            return f"without {flag}"
+    for name in PROBLEM_FIELDS:
+        if not isinstance(record.get(name), str) or not record[name].strip():
+            return f"without {name}"
+    return None
+
+
+def to_row(record: Mapping[str, Any], template: str = DEFAULT_PROMPT_TEMPLATE, conversational: bool = True) -> dict:
+    """
+    One record as a dataset row: `prompt`, `paraphrase_prompt`, `counterfactual_prompt`, and `answer` and `id` where the
+    record has them. Conversational prompts are a single user turn.
+    """
+    row: dict[str, Any] = {}
+    for column, name in zip(PROMPT_COLUMNS, PROBLEM_FIELDS, strict=True):
+        text = wrap_problem(record[name], template)
+        row[column] = [{"role": "user", "content": text}] if conversational else text
+    row["answer"] = None if record.get("answer") is None else str(record["answer"])
+    row["id"] = None if record.get("id") is None else str(record["id"])
+    return row
+
+
+def build_dataset(
+    records: Iterable[Mapping[str, Any]],
+    template: str = DEFAULT_PROMPT_TEMPLATE,
+    conversational: bool = True,
+) -> tuple[datasets.Dataset, AdapterReport]:
+    """
+    Turn triplet records into the trainer's columns, keeping those whose three flags are all true.
+
+    Args:
+        records (iterable of mappings):
+            Triplet records.
+        template (`str`, *optional*):
+            Answer-format wrapper holding `{problem}` once, put around all three problems alike.
+        conversational (`bool`, *optional*, defaults to `True`):
+            Prompts as chat messages (the chat template is applied by the trainer) or as plain text.
+
+    Returns:
+        The dataset and an [`AdapterReport`].
+
+    Raises:
+        `ValueError`: a template without `{problem}`, or no record left; the message says why each record left.
+    """
+    check_template(template)
+    report = AdapterReport()
+    rows = []
+    for record in records:
+        report.total += 1
+        reason = reason_to_drop(record)
+        if reason:
+            report.dropped[reason] += 1
+        else:
+            rows.append(to_row(record, template, conversational))
+    report.kept = len(rows)
+    if not rows:
+        raise ValueError(f"No triplet is fit for training: {report}.")
+    return datasets.Dataset.from_list(rows), report
+
+
+def load_records(source: str, split: str = "train") -> list[dict[str, Any]]:
+    """
+    Read triplet records from a JSONL file or a hub dataset.
+
+    Raises:
+        `FileNotFoundError`: `source` looks like a path and no such file exists.
+        `TripletFormatError`: a line that is not a JSON object.
+    """
+    path = Path(source)
+    if path.is_file():
+        return read_jsonl(path)
+    if path.suffix in (".json", ".jsonl") or source.startswith((".", "/", "~")):
+        raise FileNotFoundError(f"`dataset_name` {source!r} does not exist; give a JSONL file or a hub dataset's name.")
+    return list(datasets.load_dataset(source, split=split))
+
+
+def load_triplets(
+    source: str,
+    split: str = "train",
+    template: str = DEFAULT_PROMPT_TEMPLATE,
+    conversational: bool = True,
+) -> tuple[datasets.Dataset, AdapterReport]:
+    """[`load_records`], then [`build_dataset`]."""
+    return build_dataset(load_records(source, split), template, conversational)
