@@ -1,0 +1,238 @@
+"""Configuration of [`~crop_trl.CROPTrainer`]: GRPO's, with the paper's recipe as defaults."""
+
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+from accelerate.utils.environment import get_int_from_env
+from trl import GRPOConfig
+
+from .methods import SelectionSettings, get_method
+from .selection import response_budget
+
+# What the masked distillation loss does not define, by field: the only value that works, and why.
+_FIXED = {
+    "beta": (0.0, "there is no KL term to a reference model beside the teacher"),
+    "sync_ref_model": (False, "there is no reference model to synchronise"),
+    "loss_type": ("dapo", "the loss is a mean over the selected tokens of the global batch"),
+    "importance_sampling_level": ("token", "selection works on tokens"),
+    "delta": (None, "the loss clips on both sides already"),
+    "top_entropy_quantile": (1.0, "which tokens are trained is the method's choice"),
+    "entropy_coef": (0.0, "dropped tokens have no entropy in the sparse update"),
+    "use_adaptive_entropy": (False, "dropped tokens have no entropy in the sparse update"),
+    "off_policy_mask_threshold": (None, "it would drop whole responses behind the budget's back"),
+    "vllm_importance_sampling_correction": (False, "it would drop whole responses; the gap to the engine is logged"),
+}
+_SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+
+
+@dataclass
+class CROPConfig(GRPOConfig):
+    r"""
+    Configuration class for the [`CROPTrainer`].
+
+    Only the parameters that CROP adds, or whose default it changes, are listed here; for the others see
+    [`~trl.GRPOConfig`] and [`~transformers.TrainingArguments`]. The defaults are the paper's recipe (its appendix on
+    training hyperparameters).
+
+    Args:
+        method (`str`, *optional*, defaults to `"crop"`):
+            Which tokens of a response are trained: a name in [`~crop_trl.methods.METHODS`].
+        retention_ratio (`float`, *optional*, defaults to `0.2`):
+            Nominal share of each response that is trained, in (0, 1].
+        min_tokens (`int`, *optional*, defaults to `1`):
+            Fewest tokens trained in a response.
+        score_top_k (`int`, *optional*, defaults to `16`):
+            Vocabulary entries the scorers return at each position (K of the paper). Not to be confused with `top_k`,
+            which restricts sampling.
+        lambda_opd (`float`, *optional*, defaults to `1.0`):
+            Strength of the teacher's correction in the advantages.
+        iw_max_weight (`float`, *optional*, defaults to `1.5`):
+            Largest weight of importance-weighted distillation.
+        selector_seed (`int`, *optional*, defaults to `42`):
+            Seed of methods that draw at random.
+        credit_lambda (`float`, *optional*):
+            Strength of the contrast with unrelated prompts; `None` takes the method's own.
+        credit_num_negatives (`int`, *optional*, defaults to `1`):
+            Unrelated prompts a response is contrasted with.
+        credit_seed (`int`, *optional*, defaults to `42`):
+            Seed of their draw.
+        max_prompt_length (`int`, *optional*, defaults to `1024`):
+            Longest rendered prompt in tokens, of all the prompts a row has; longer rows are left out. `None`: no limit.
+        prompts_per_step (`int`, *optional*):
+            Prompts of one optimizer step over all processes; `gradient_accumulation_steps` follows from it.
+        teacher_model_name_or_path (`str`, *optional*):
+            Teacher, when it is not passed to the trainer.
+        teacher_init_kwargs (`dict` or `str`, *optional*):
+            Keyword arguments of `from_pretrained` for the teacher; `dtype` defaults to that of training.
+        teacher_server_urls (`list[str]`, *optional*):
+            Base URLs of OpenAI-compatible servers that hold the teacher.
+        teacher_placement (`str`, *optional*, defaults to `"resident"`):
+            Where a local teacher lives: `"resident"` on the training device.
+        score_tokens_per_batch (`int`, *optional*, defaults to `16384`):
+            Tokens of one scoring forward, padding included.
+    """
+
+    _VALID_DICT_FIELDS = GRPOConfig._VALID_DICT_FIELDS + ["teacher_init_kwargs"]
+
+    # Defaults that differ from GRPOConfig's.
+    learning_rate: float = field(default=1e-6, metadata={"help": "Initial learning rate for AdamW."})
+    adam_beta1: float = field(default=0.9, metadata={"help": "Beta1 of AdamW."})
+    adam_beta2: float = field(default=0.999, metadata={"help": "Beta2 of AdamW."})
+    weight_decay: float = field(default=0.01, metadata={"help": "Weight decay of AdamW."})
+    lr_scheduler_type: str = field(default="constant", metadata={"help": "Learning rate schedule."})
+    warmup_steps: float = field(default=0, metadata={"help": "Warmup steps, or their share when below 1."})
+    max_grad_norm: float = field(default=1.0, metadata={"help": "Gradient clipping norm."})
+    num_train_epochs: float = field(default=1.0, metadata={"help": "Passes over the prompts."})
+    num_generations: int | None = field(default=4, metadata={"help": "Responses sampled for each prompt."})
+    max_completion_length: int | None = field(default=4096, metadata={"help": "Longest response in tokens."})
+    epsilon_high: float | None = field(default=0.28, metadata={"help": "Upper clipping radius of the ratio."})
+    shuffle_dataset: bool | None = field(default=False, metadata={"help": "Whether to shuffle the prompts."})
+    vllm_importance_sampling_correction: bool = field(
+        default=False, metadata={"help": "Must stay off: it would drop whole responses. The engine gap is logged."}
+    )
+    remove_unused_columns: bool | None = field(
+        default=False, metadata={"help": "Whether to drop dataset columns that no part of the training uses."}
+    )
+
+    # What CROP adds.
+    method: str = field(default="crop", metadata={"help": "Which tokens of a response are trained."})
+    retention_ratio: float = field(
+        default=0.2, metadata={"help": "Nominal share of each response that is trained, in (0, 1]."}
+    )
+    min_tokens: int = field(default=1, metadata={"help": "Fewest tokens trained in a response."})
+    score_top_k: int = field(
+        default=16, metadata={"help": "Vocabulary entries the scorers return at each position (K of the paper)."}
+    )
+    lambda_opd: float = field(
+        default=1.0, metadata={"help": "Strength of the teacher's correction in the advantages."}
+    )
+    iw_max_weight: float = field(
+        default=1.5, metadata={"help": "Largest weight of importance-weighted distillation."}
+    )
+    selector_seed: int = field(default=42, metadata={"help": "Seed of methods that draw at random."})
+    credit_lambda: float | None = field(
+        default=None, metadata={"help": "Strength of the contrast with unrelated prompts; None: the method's own."}
+    )
+    credit_num_negatives: int = field(
+        default=1, metadata={"help": "Unrelated prompts a response is contrasted with."}
+    )
+    credit_seed: int = field(default=42, metadata={"help": "Seed of their draw."})
+    max_prompt_length: int | None = field(
+        default=1024, metadata={"help": "Longest rendered prompt in tokens; longer rows are left out."}
+    )
+    prompts_per_step: int | None = field(
+        default=None,
+        metadata={"help": "Prompts of one optimizer step over all processes; sets gradient_accumulation_steps."},
+    )
+    teacher_model_name_or_path: str | None = field(
+        default=None, metadata={"help": "Teacher, when it is not passed to the trainer."}
+    )
+    teacher_init_kwargs: dict[str, Any] | str | None = field(
+        default=None, metadata={"help": "Keyword arguments of from_pretrained for the teacher, as JSON."}
+    )
+    teacher_server_urls: list[str] | None = field(
+        default=None, metadata={"help": "Base URLs of OpenAI-compatible servers that hold the teacher."}
+    )
+    teacher_placement: str = field(
+        default="resident", metadata={"help": "Where a local teacher lives: resident on the training device."}
+    )
+    score_tokens_per_batch: int = field(
+        default=16384, metadata={"help": "Tokens of one scoring forward, padding included."}
+    )
+
+    def __post_init__(self):
+        self._check_own_fields()
+        self._check_fixed_fields()
+        if self.prompts_per_step is not None:
+            self.gradient_accumulation_steps = self._accumulation_for(self.prompts_per_step)
+        if self.use_vllm and self.vllm_max_model_length is None and self.max_prompt_length is not None:
+            self.vllm_max_model_length = self.max_prompt_length + self.max_completion_length
+        super().__post_init__()
+        self._check_windows()
+
+    @property
+    def windows_per_generation(self) -> int:
+        """Optimizer steps that one batch of rollouts feeds, before it is reused."""
+        return self.steps_per_generation // self.gradient_accumulation_steps
+
+    @property
+    def selection_settings(self) -> SelectionSettings:
+        """The part of the configuration that [`~crop_trl.methods.select`] takes."""
+        return SelectionSettings(
+            retention_ratio=self.retention_ratio,
+            min_tokens=self.min_tokens,
+            seed=self.selector_seed,
+            iw_max_weight=self.iw_max_weight,
+            credit_lambda=self.credit_lambda,
+        )
+
+    def _check_own_fields(self) -> None:
+        get_method(self.method)
+        response_budget(0, self.retention_ratio, self.min_tokens)
+        for name in ("score_top_k", "score_tokens_per_batch", "credit_num_negatives"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"`{name}` must be at least 1, got {getattr(self, name)}.")
+        if self.max_prompt_length is not None and self.max_prompt_length < 1:
+            raise ValueError(f"`max_prompt_length` must be at least 1 or unset, got {self.max_prompt_length}.")
+        if self.lambda_opd < 0:
+            raise ValueError(f"`lambda_opd` must not be negative, got {self.lambda_opd}: 0 switches the teacher off.")
+        if self.teacher_placement != "resident":
+            raise ValueError(f"`teacher_placement` {self.teacher_placement!r} is not known: choose 'resident'.")
+        if self.teacher_server_urls:
+            raise ValueError("`teacher_server_urls` is not supported yet; set `teacher_model_name_or_path` instead.")
+
+    def _check_fixed_fields(self) -> None:
+        for name, (value, why) in _FIXED.items():
+            if getattr(self, name) != value:
+                raise ValueError(f"`{name}={getattr(self, name)!r}` does not work here, {why}; leave it at {value!r}.")
+        if self.use_transformers_continuous_batching and self.bf16 is not False:
+            raise ValueError(
+                "`use_transformers_continuous_batching` casts the trained weights to bf16 in place, where updates of "
+                "this size vanish; use `use_vllm` or plain generation instead."
+            )
+        if self.router_aux_loss_coef:
+            raise ValueError(
+                f"`router_aux_loss_coef={self.router_aux_loss_coef}` does not work here, the distillation loss has no "
+                "load-balancing term; leave it unset."
+            )
+        changed = [
+            f"{name}={getattr(self, name)}"
+            for name, neutral in (("temperature", 1.0), ("top_p", 1.0), ("top_k", 0), ("repetition_penalty", 1.0))
+            if getattr(self, name) != neutral
+        ]
+        if self.min_p:
+            changed.append(f"min_p={self.min_p}")
+        if changed:
+            warnings.warn(
+                f"Rollouts are sampled with {', '.join(changed)}: the student log-probabilities in the loss are then "
+                "not those that the tokens were sampled with.",
+                stacklevel=4,
+            )
+
+    def _accumulation_for(self, prompts_per_step: int) -> int:
+        processes = get_int_from_env(_SIZES, 1)
+        responses = prompts_per_step * self.num_generations
+        per_micro_step = self.per_device_train_batch_size * processes
+        if prompts_per_step < 1 or responses % per_micro_step:
+            raise ValueError(
+                f"`prompts_per_step` {prompts_per_step} x `num_generations` {self.num_generations} = {responses} "
+                f"responses do not divide into {processes} processes x `per_device_train_batch_size` "
+                f"{self.per_device_train_batch_size}; change one of them."
+            )
+        return responses // per_micro_step
+
+    def _check_windows(self) -> None:
+        accumulation, per_generation = self.gradient_accumulation_steps, self.steps_per_generation
+        if per_generation % accumulation:
+            raise ValueError(
+                f"`steps_per_generation` {per_generation} must be a multiple of `gradient_accumulation_steps` "
+                f"{accumulation}, so that every optimizer step sees tokens of one batch of rollouts only."
+            )
+        updates = self.windows_per_generation * self.num_iterations
+        saves_by_step = str(getattr(self.save_strategy, "value", self.save_strategy)) == "steps"
+        if saves_by_step and self.save_steps >= 1 and self.save_steps % updates:
+            raise ValueError(
+                f"`save_steps` {self.save_steps} would save in the middle of a batch of rollouts, which feeds "
+                f"{updates} optimizer steps and is not part of a checkpoint; make it a multiple of {updates}."
+            )

@@ -1,0 +1,234 @@
+"""Bringing boxed answers to one spelling, and reading numbers exactly. Strings only: cheap, and safe anywhere."""
+
+import re
+import unicodedata
+from fractions import Fraction
+
+UNICODE = {
+    "−": "-", "–": "-", "—": "-", "×": r"\times ", "÷": r"\div ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ",
+    "π": r"\pi ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "φ": r"\phi ", "∞": r"\infty ", "√": r"\sqrt ",
+    "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ",
+    "±": r"\pm ", "∓": r"\mp ", "≈": r"\approx ", "°": r"\degree ", "º": r"\degree ", "…": r"\ldots ", "⋯": r"\ldots ",
+    "ℝ": r"\mathbb{R}", "∖": r"\setminus ", "⟨": r"\langle ", "⟩": r"\rangle ", "′": "'", "’": "'", "\u2212": "-",
+    "\u00a0": " ", "\u202f": " ", "\u2009": " ", "\u200b": "", "\ufeff": "", "∠": r"\angle ",
+}  # fmt: skip
+SUPERSCRIPTS = {"⁰": "0", "¹": "1", "²": "2", "³": "3", "⁴": "4", "⁵": "5", "⁶": "6", "⁷": "7", "⁸": "8", "⁹": "9",
+                "⁻": "-", "⁺": "+", "ⁿ": "n"}  # fmt: skip
+VULGAR = {"½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4", "⅕": "1/5", "⅙": "1/6", "⅛": "1/8", "⅜": "3/8"}
+
+TEXT_COMMANDS = r"text|mbox|hbox|mathrm|textbf|mathbf|textrm|textit|mathit|textnormal|textsf|texttt|operatorname|rm|bf"
+SAME_COMMAND = {
+    "dfrac": r"\frac", "tfrac": r"\frac", "cfrac": r"\frac", "leq": r"\le", "leqslant": r"\le", "geq": r"\ge",
+    "geqslant": r"\ge", "neq": r"\ne", "lt": "<", "gt": ">", "dots": r"\ldots", "cdots": r"\ldots", "dotsc": r"\ldots",
+    "lbrace": r"\{", "rbrace": r"\}", "lbrack": "[", "rbrack": "]", "varnothing": r"\emptyset", "colon": ":",
+    "infin": r"\infty", "degrees": r"\degree", "R": r"\mathbb{R}", "lvert": "|", "rvert": "|", "vert": "|",
+    "dollar": r"\$", "textdollar": r"\$", "lor": r"\text{or}", "vee": r"\text{or}", "simeq": r"\approx",
+    "varphi": r"\phi", "arcsin": r"\arcsin", "backslash": r"\setminus", "textdegree": r"\degree", "approxeq": r"\approx",
+    "iff": r"\Leftrightarrow", "quad": " ", "qquad": " ", "enspace": " ", "thinspace": " ", "displaystyle": " ",
+    "textstyle": " ", "limits": "", "left": "", "right": "", "bigl": "", "bigr": "", "Bigl": "", "Bigr": "", "biggl": "",
+    "biggr": "", "big": "", "Big": "", "bigg": "", "Bigg": "", "Biggl": "", "Biggr": "", "middle": "", "mathstrut": "",
+}  # fmt: skip
+FUNCTION_WORDS = ("arcsin", "arccos", "arctan", "sin", "cos", "tan", "cot", "sec", "csc", "ln", "log", "sqrt", "pi")
+
+
+def braced(text: str, start: int) -> int | None:
+    """
+    Where the group opened by the brace at `start` ends.
+
+    Returns:
+        `int` or `None`: Index of the matching `}`; `None` when it never comes. Escaped braces do not count.
+    """
+    depth, index = 0, start
+    while index < len(text):
+        char = text[index]
+        if char == "\\":
+            index += 2
+            continue
+        depth += (char == "{") - (char == "}")
+        if depth == 0:
+            return index
+        index += 1
+    return None
+
+
+def _argument(text: str, index: int) -> tuple[str, int] | None:
+    """The LaTeX argument at `index` (a group, a command or one character) and where it ends."""
+    while index < len(text) and text[index] == " ":
+        index += 1
+    if index >= len(text):
+        return None
+    if text[index] == "{":
+        end = braced(text, index)
+        return None if end is None else (text[index + 1 : end], end + 1)
+    command = re.compile(r"\\[a-zA-Z]+").match(text, index)
+    if command:
+        return command.group(), command.end()
+    return text[index], index + 1
+
+
+def _brace_arguments(text: str) -> str:
+    """Give `\\frac` and `\\sqrt` their arguments in braces, and read `\\sqrt(...)` as it was meant."""
+    out, index = [], 0
+    for match in re.finditer(r"\\(frac|sqrt)(?![a-zA-Z])", text):
+        if match.start() < index:
+            continue  # inside an argument that was rewritten as a whole
+        out.append(text[index : match.start()])
+        index = match.end()
+        out.append(match.group())
+        if match.group(1) == "sqrt":
+            root = re.compile(r"\s*\[([^\]]*)\]").match(text, index)
+            if root:
+                out.append(f"[{root.group(1)}]")
+                index = root.end()
+            paren = re.compile(r"\s*\(([^()]*)\)").match(text, index)
+            if paren:
+                out.append(f"{{{_brace_arguments(paren.group(1))}}}")
+                index = paren.end()
+                continue
+        for _ in range(2 if match.group(1) == "frac" else 1):
+            found = _argument(text, index)
+            if found is None:
+                break
+            out.append(f"{{{_brace_arguments(found[0]).strip()}}}")
+            index = found[1]
+    out.append(text[index:])
+    return "".join(out)
+
+
+def strip_group(text: str) -> str:
+    """Take off braces that enclose everything, and what surrounds a formula without being part of it."""
+    while True:
+        before = text
+        text = text.strip().rstrip(".,;:").rstrip() if not text.endswith("\\ldots") else text.strip()
+        if text.startswith("{") and braced(text, 0) == len(text) - 1:
+            text = text[1:-1]
+        if text == before:
+            return text
+
+
+def normalize(text: str) -> str:
+    """
+    Bring an answer to one spelling without changing what it says.
+
+    Args:
+        text (`str`): What stood in the box, or a gold answer.
+
+    Returns:
+        `str`: Without math delimiters, spacing and sizing commands; with one command per symbol, arguments in braces,
+            all text commands as `\\text{}`, and no closing punctuation.
+    """
+    text = re.sub("[" + "".join(SUPERSCRIPTS) + "]+", lambda m: "^{" + "".join(map(SUPERSCRIPTS.get, m.group())) + "}", text)
+    for char, fraction in VULGAR.items():
+        text = text.replace(char, r" \frac{{{}}}{{{}}}".format(*fraction.split("/")))
+    text = "".join(UNICODE.get(char, char) for char in text)
+    text = unicodedata.normalize("NFKC", text)
+    text = "".join(" " if unicodedata.category(char) == "Cc" else char for char in text)
+    text = re.sub(r"(?<!\\)\$", "", text)
+    text = re.sub(r"\\\\|\\[()\[\]!]|\\[,;:> ]|~", lambda m: m.group() if m.group() == r"\\" else
+                  "" if m.group()[-1] in "()[]!" else " ", text)  # fmt: skip
+    text = re.sub(r"\\(left|right)\s*\.", "", text)
+    text = re.sub(r"\\([a-zA-Z]+)", lambda m: _pad(SAME_COMMAND[m.group(1)]) if m.group(1) in SAME_COMMAND else m.group(), text)
+    text = re.sub(rf"\\({TEXT_COMMANDS})\*?\s*(?={{)", r"\\text", text)
+    text = re.sub(r"\\boxed\s*(?={)", "", text)
+    text = re.sub(r"\\text\{\s*(sin|cos|tan|ln|log)\s*\}", r"\\\1 ", text)
+    text = re.sub(r"\^\s*(\{\s*\\circ\s*\}|\\circ(?![a-z])|\{\s*\\degree\s*\}|\\degree(?![a-z])|\{\s*o\s*\})", r"\\degree ", text)
+    text = re.sub(r"\{\}\s*(?=\\degree)", "", text)
+    text = text.replace("{,}", ",").replace(r"\%", "%").replace(r"\text{%}", "%").replace(r"\text{\$}", r"\$")
+    text = re.sub(r"\.{3,}", r"\\ldots ", text)
+    # Words of programming notation: functions without their backslash.
+    text = re.sub(rf"(?<![a-zA-Z\\])({'|'.join(FUNCTION_WORDS)})(?![a-zA-Z])", r"\\\1 ", text) if r"\text" not in text else text
+    text = text.replace("**", "^").replace("<=", r"\le ").replace(">=", r"\ge ").replace("!=", r"\ne ")
+    text = _brace_arguments(text)
+    return strip_group(re.sub(r"\s+", " ", text))
+
+
+def _pad(replacement: str) -> str:
+    """A command must stay apart from the letters that follow it."""
+    return replacement + " " if replacement[-1:].isalpha() else replacement
+
+
+def squeeze(text: str) -> str:
+    """The text without white space, except where it ends a command."""
+    text = re.sub(r"(\\[a-zA-Z]+) +(?=[a-zA-Z])", "\\1\0", text)
+    return text.replace(" ", "").replace("\0", " ")
+
+
+OPENING, CLOSING = "([{", ")]}"
+
+
+def split_top_level(text: str, separator: re.Pattern) -> list[str]:
+    """Split at matches of `separator` that stand outside all brackets and braces; brackets need not pair by kind."""
+    parts, depth, last, index = [], 0, 0, 0
+    while index < len(text):
+        char = text[index]
+        if depth == 0 and (match := separator.match(text, index)) and match.end() > index:
+            parts.append(text[last:index])
+            last = index = match.end()
+            continue
+        if char == "\\" and index + 1 < len(text):
+            name = re.compile(r"\\(langle|rangle|begin|end|\{|\})").match(text, index)
+            if name:
+                depth += 1 if name.group(1) in ("langle", "begin", "{") else -1
+                index = name.end()
+                continue
+            index += 2
+            continue
+        depth += (char in OPENING) - (char in CLOSING)
+        index += 1
+    return [*parts, text[last:]]
+
+
+PLAIN = re.compile(r"([+-]?)(\d+)\Z")
+GROUPED = re.compile(r"([+-]?)(\d{1,3}(?:, ?\d{3})+|\d{1,3}(?: \d{3})+)(\.\d+)?\Z")
+DECIMAL = re.compile(r"([+-]?)(\d*)\.(\d+)\Z")
+REPEATING = re.compile(r"([+-]?)(\d*)\.(\d*)\\overline ?\{(\d+)\}\Z")
+FRACTION = re.compile(r"([+-]?)\\frac\{([^{}]*)\}\{([^{}]*)\}\Z")
+SLASH = re.compile(r"([+-]?[\d.,]+) ?/ ?(\d+)\Z")
+MIXED = re.compile(r"([+-]?)(\d+) ?(?:\\frac\{(\d+)\}\{(\d+)\}|(?<= )(\d+) ?/ ?(\d+))\Z")
+SCIENTIFIC = re.compile(r"(?:([+-]?[\d.,]+) ?(?:\\times|\\cdot|\*|x) ?)?10 ?\^ ?(?:\{ ?([+-]?\d{1,3}) ?\}|(\d))\Z")
+E_NOTATION = re.compile(r"([+-]?\d+(?:\.\d+)?)[eE]([+-]?\d{1,3})\Z")
+MAX_DIGITS = 2000
+
+
+def exact_number(text: str) -> Fraction | None:
+    """
+    The rational number that a normalised text spells, or `None`.
+
+    Reads integers (also grouped by commas or spaces), decimals, repeating decimals, fractions, mixed numbers and powers
+    of ten. Nothing is rounded: 0.333 is not a third.
+    """
+    text = text.strip()
+    if len(text) > MAX_DIGITS:
+        return None
+    if text.startswith("- ") or text.startswith("+ "):
+        text = text[0] + text[2:]
+    while len(text) > 2 and text[0] == "(" and text[-1] == ")" and "(" not in text[1:]:
+        text = text[1:-1].strip()
+    if PLAIN.match(text):
+        return Fraction(int(text))
+    if match := GROUPED.match(text):
+        return Fraction(re.sub("[, ]", "", match.group()))
+    if DECIMAL.match(text):
+        return Fraction(text)
+    if match := E_NOTATION.match(text):
+        return Fraction(match.group(1)) * Fraction(10) ** int(match.group(2))
+    if match := REPEATING.match(text):
+        sign, whole, fixed, cycle = match.groups()
+        value = Fraction(int((whole or "0") + fixed)) + Fraction(int(cycle), 10 ** len(cycle) - 1)
+        return (-1 if sign == "-" else 1) * value / 10 ** len(fixed)
+    if match := MIXED.match(text):
+        sign, whole = match.group(1), int(match.group(2))
+        top, bottom = (int(part) for part in match.groups()[2:] if part is not None)
+        if 0 < top < bottom:
+            return (-1 if sign == "-" else 1) * (whole + Fraction(top, bottom))
+        return None
+    if match := FRACTION.match(text) or SLASH.match(text):
+        sign, top, bottom = match.groups() if match.re is FRACTION else ("", *match.groups())
+        top, bottom = exact_number(top), exact_number(bottom)
+        if top is None or not bottom:
+            return None
+        return (-1 if sign == "-" else 1) * top / bottom
+    if match := SCIENTIFIC.match(text):
+        factor = exact_number(match.group(1)) if match.group(1) else Fraction(1)
+        return None if factor is None else factor * Fraction(10) ** int(match.group(2) or match.group(3))
+    return None

@@ -1,0 +1,18 @@
+"""Scoring a fixed response: top-K log-probabilities from a model here or elsewhere."""
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from .topk import TopKLogprobs
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """Anything that scores fixed responses: token ids in, aligned top-K log-probabilities out."""
+
+    def score(self, prompt_ids: Sequence[Sequence[int]], completion_ids: Sequence[Sequence[int]]) -> TopKLogprobs:
+        """See [`~crop_trl.scoring.local.LocalScorer.score`]."""
+        ...
+
+
+__all__ = ["Scorer", "TopKLogprobs"]

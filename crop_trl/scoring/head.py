@@ -1,0 +1,95 @@
+"""An output head that projects chosen positions only, built into a model's forward.
+
+It has to live inside the forward: the hooks of DDP, FSDP and DeepSpeed, which gather sharded weights, fire only when
+the wrapped module itself is called. So a model is patched before it is wrapped, and then called as
+`model(input_ids=..., head_positions=..., head_targets=...)`.
+"""
+
+import functools
+import types
+from dataclasses import dataclass
+
+import torch
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
+from trl.kernels.chunked_logprob import ChunkedLogProbFunction
+from trl.trainer.utils import maybe_gather_lm_head_ctx
+
+from .topk import head_transform, topk_projection
+
+# Vocabulary columns of a tile in the differentiable projection.
+_CHUNK = 32768
+
+
+@dataclass
+class TokenHeadOutput(ModelOutput):
+    """
+    What a patched model returns for the N chosen positions.
+
+    Args:
+        logprobs (`torch.Tensor` of shape `[N]`): Log-probability of each target (nats, fp32).
+        entropy (`torch.Tensor` of shape `[N]`, *optional*): Entropy of the full distribution (nats), without `top_k`.
+        topk_ids (`torch.Tensor` of shape `[N, K]`, *optional*): With `top_k` only.
+        topk_logprobs (`torch.Tensor` of shape `[N, K]`, *optional*): With `top_k` only.
+    """
+
+    logprobs: torch.Tensor | None = None
+    entropy: torch.Tensor | None = None
+    topk_ids: torch.Tensor | None = None
+    topk_logprobs: torch.Tensor | None = None
+
+
+def sees_padding(config) -> bool:
+    """Whether a model's real positions depend on what follows them, so that right padding needs an attention mask."""
+    text = config.get_text_config()
+    return not getattr(text, "is_causal", True) or bool(getattr(text, "use_bidirectional_attention", False))
+
+
+def add_token_head(model: PreTrainedModel) -> None:
+    """
+    Teach `model` to project chosen positions; its ordinary forward, and so `generate`, stay as they were.
+
+    Called with `head_positions [N]` (flat indices into `[R * L]`) and `head_targets [N]` it runs the backbone on
+    `input_ids [R, L]`, gathers those hidden states, and returns a [`TokenHeadOutput`]. Without `top_k`, log-probs and
+    entropy carry gradient and only the chosen positions are ever projected, forward or backward, on any device. With
+    `top_k` the K most likely entries are returned, without gradient. Patching twice changes nothing.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`]):
+            A causal language model, before DDP, FSDP, DeepSpeed or PEFT wrap it (for a PEFT model: its base model).
+    """
+    if getattr(model, "_has_token_head", False):
+        return
+    original_forward = model.forward
+    softcap, scale = head_transform(model.config)
+
+    # `generate` reads the signature to learn which arguments a model takes.
+    @functools.wraps(type(model).forward)
+    def forward(self, *args, head_positions=None, head_targets=None, top_k=None, **kwargs):
+        if head_positions is None:
+            return original_forward(*args, **kwargs)
+        kwargs.pop("labels", None)
+        kwargs["use_cache"] = False
+        hidden = self.base_model(*args, **kwargs).last_hidden_state
+        # Looked up at each call: FSDP and PEFT replace the head after patching.
+        head = self.get_output_embeddings()
+        weight, bias = head.weight, head.bias
+        if isinstance(weight, DTensor):
+            weight = weight.full_tensor()
+            bias = None if bias is None else bias.full_tensor()
+        chosen = hidden.reshape(-1, hidden.size(-1)).index_select(0, head_positions).to(weight.device)
+        targets = head_targets.to(weight.device)
+        with maybe_gather_lm_head_ctx(weight, bias):
+            if top_k is not None:
+                ids, logprobs, target_logprobs = topk_projection(
+                    chosen, weight, targets, top_k, bias=bias, softcap=softcap, scale=scale
+                )
+                return TokenHeadOutput(logprobs=target_logprobs, topk_ids=ids, topk_logprobs=logprobs)
+            logprobs, entropy, *_ = ChunkedLogProbFunction.apply(
+                chosen, weight, bias, targets, 1.0, min(_CHUNK, weight.size(0)), softcap, scale, ("entropy",)
+            )
+        return TokenHeadOutput(logprobs=logprobs, entropy=entropy)
+
+    model.forward = types.MethodType(forward, model)
+    model._has_token_head = True

@@ -1,0 +1,166 @@
+"""How sequences are laid out for a forward pass.
+
+Each sequence lies in one piece, prompt then response, padded on the right, and no attention mask is passed: in a causal
+model nothing before the padding can see it, so the result is exactly that of the sequence alone, and attention keeps
+its fast kernels. What padding is left is kept small by putting sequences of similar length together.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+def group_by_length(lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
+    """
+    Cut sequences into batches of similar length, each of at most `tokens_per_batch` tokens with its padding.
+
+    Args:
+        lengths (sequence of `int`): Tokens of each sequence.
+        tokens_per_batch (`int`): Budget; a sequence longer than it gets a batch of its own.
+
+    Returns:
+        `list[list[int]]`: Indices of each batch, longest sequences first, so that memory peaks at once.
+    """
+    batches: list[list[int]] = []
+    width = 0
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        if batches and width * (len(batches[-1]) + 1) <= tokens_per_batch:
+            batches[-1].append(index)
+        else:
+            batches.append([index])
+            width = lengths[index]
+    return batches
+
+
+def split_balanced(lengths: Sequence[int], num_batches: int) -> list[list[int]]:
+    """
+    Cut sequences into exactly `num_batches` non-empty batches of similar length with the largest one, counted in padded
+    tokens, as small as possible.
+
+    Every process gets the same number of forward and backward passes this way, which collective operations need, while
+    batches of short responses hold more of them.
+
+    Args:
+        lengths (sequence of `int`): Tokens of each sequence, at least `num_batches` of them.
+        num_batches (`int`): Number of batches.
+
+    Returns:
+        `list[list[int]]`: Indices of each batch, longest sequences first.
+
+    Raises:
+        `ValueError`: fewer sequences than batches.
+    """
+    if len(lengths) < num_batches:
+        raise ValueError(f"Cannot cut {len(lengths)} sequences into {num_batches} non-empty batches.")
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+
+    def cut(cap: int) -> list[list[int]]:
+        batches: list[list[int]] = []
+        for position, index in enumerate(order):
+            still_needed = num_batches - len(batches)
+            # As many sequences left as batches to open: each must get one.
+            forced = len(order) - position <= still_needed
+            if not batches or forced or lengths[batches[-1][0]] * (len(batches[-1]) + 1) > cap:
+                batches.append([])
+            batches[-1].append(index)
+        return batches
+
+    low, high = lengths[order[0]], lengths[order[0]] * len(lengths)
+    while low < high:
+        middle = (low + high) // 2
+        if len(cut(middle)) <= num_batches:
+            high = middle
+        else:
+            low = middle + 1
+    return cut(low)
+
+
+@dataclass
+class PackedBatch:
+    """
+    Sequences ready for a forward pass, and which positions of it to project.
+
+    Args:
+        input_ids (`torch.LongTensor` of shape `[R, L]`): Prompt and response in one piece, right-padded.
+        positions (`torch.LongTensor` of shape `[N]`): Flat index into `R * L` of the hidden states that predict.
+        targets (`torch.LongTensor` of shape `[N]`): Response tokens that they predict.
+        rows, columns (`torch.LongTensor` of shape `[N]`): Where each belongs in `[B, T]`.
+        num_tokens (`int`): Real tokens, without padding.
+        attention_mask (`torch.LongTensor` of shape `[R, L]`, *optional*): Only for models that need one.
+    """
+
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    targets: torch.Tensor
+    rows: torch.Tensor
+    columns: torch.Tensor
+    num_tokens: int
+    attention_mask: torch.Tensor | None = None
+
+    def to(self, device) -> "PackedBatch":
+        """Move to a device, without waiting for the copy."""
+        for name in ("input_ids", "positions", "targets", "rows", "columns", "attention_mask"):
+            tensor = getattr(self, name)
+            if tensor is not None:
+                pinned = tensor.pin_memory() if torch.device(device).type == "cuda" else tensor
+                setattr(self, name, pinned.to(device, non_blocking=True))
+        return self
+
+
+def pack(
+    prompt_ids: Sequence[Sequence[int]],
+    completion_ids: Sequence[Sequence[int]],
+    rows: Sequence[int],
+    pad_token_id: int,
+    keep: torch.Tensor | None = None,
+    with_attention_mask: bool = False,
+) -> PackedBatch:
+    """
+    Lay out some of the sequences.
+
+    Args:
+        prompt_ids, completion_ids (sequences of B token id lists):
+            All sequences; lengths alone say what is padding, so a pad token that is also the EOS token is kept.
+        rows (sequence of `int`):
+            Which of them to lay out.
+        pad_token_id (`int`):
+            Any valid id.
+        keep (`torch.BoolTensor` of shape `[B, T]` on the CPU, *optional*):
+            Response positions to project; by default all.
+        with_attention_mask (`bool`, *optional*, defaults to `False`):
+            Also make a mask, for models whose real positions do see what follows them.
+
+    Returns:
+        [`PackedBatch`] on the CPU.
+
+    Raises:
+        `ValueError`: a prompt without tokens, whose first response token nothing predicts.
+    """
+    lengths = [len(prompt_ids[i]) + len(completion_ids[i]) for i in rows]
+    width = max(lengths, default=0)
+    input_ids = torch.full((len(rows), width), pad_token_id, dtype=torch.long)
+    positions, targets, row_index, columns = [], [], [], []
+    for r, i in enumerate(rows):
+        prompt, completion = prompt_ids[i], completion_ids[i]
+        if not len(prompt):
+            raise ValueError(f"Prompt {i} has no tokens; give it at least one, such as the tokenizer's BOS token.")
+        ids = torch.as_tensor([*prompt, *completion], dtype=torch.long)
+        input_ids[r, : len(ids)] = ids
+        if keep is None:
+            t = torch.arange(len(completion))
+        else:
+            t = keep[i, : len(completion)].nonzero().squeeze(-1)
+        positions.append(r * width + len(prompt) - 1 + t)
+        targets.append(ids[len(prompt) + t])
+        columns.append(t)
+        row_index.append(torch.full_like(t, i))
+    return PackedBatch(
+        input_ids=input_ids,
+        positions=torch.cat(positions) if positions else torch.empty(0, dtype=torch.long),
+        targets=torch.cat(targets) if targets else torch.empty(0, dtype=torch.long),
+        rows=torch.cat(row_index) if row_index else torch.empty(0, dtype=torch.long),
+        columns=torch.cat(columns) if columns else torch.empty(0, dtype=torch.long),
+        num_tokens=sum(lengths),
+        attention_mask=(torch.arange(width) < torch.tensor(lengths)[:, None]).long() if with_attention_mask else None,
+    )

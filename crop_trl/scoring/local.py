@@ -1,0 +1,138 @@
+"""Scoring a fixed response with a Hugging Face model, teacher or student."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from .head import add_token_head, sees_padding
+from .layout import group_by_length, pack
+from .topk import TopKLogprobs
+
+
+@dataclass
+class ScoringStats:
+    """
+    What scoring cost since the last [`ScoringStats.reset`].
+
+    Args:
+        sequences, forwards, tokens, padded_tokens (`int`):
+            Scored sequences, model calls, real tokens and tokens with padding.
+        seconds (`float`): Wall clock.
+    """
+
+    sequences: int = 0
+    forwards: int = 0
+    tokens: int = 0
+    padded_tokens: int = 0
+    seconds: float = 0.0
+
+    @property
+    def padding_share(self) -> float:
+        """Share of the processed tokens that was padding."""
+        return 1.0 - self.tokens / self.padded_tokens if self.padded_tokens else 0.0
+
+    def reset(self) -> None:
+        """Start counting anew."""
+        self.sequences = self.forwards = self.tokens = self.padded_tokens = 0
+        self.seconds = 0.0
+
+
+class LocalScorer:
+    """
+    Scores fixed responses with a model in this process.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`] or a wrapper of one):
+            Patched by [`~crop_trl.scoring.head.add_token_head`] (done here for a bare model).
+        top_k (`int`):
+            Vocabulary entries to return at each position.
+        pad_token_id (`int`):
+            Any valid id; it never influences a result.
+        tokens_per_batch (`int`, *optional*, defaults to `16384`):
+            Tokens of one forward pass, padding included.
+        context (`Callable`, *optional*):
+            Makes a context manager round each forward, such as `accelerator.autocast`.
+    """
+
+    def __init__(
+        self,
+        model,
+        top_k: int,
+        pad_token_id: int,
+        tokens_per_batch: int = 16384,
+        context: Callable[[], AbstractContextManager] = nullcontext,
+    ):
+        self.model = model
+        self.top_k = top_k
+        self.pad_token_id = pad_token_id
+        self.tokens_per_batch = tokens_per_batch
+        self.context = context
+        self.stats = ScoringStats()
+        if hasattr(model, "get_output_embeddings") and not hasattr(model, "peft_config"):
+            add_token_head(model)
+        self._with_attention_mask = sees_padding(model.config)
+
+    @torch.no_grad()
+    def score(
+        self,
+        prompt_ids: Sequence[Sequence[int]],
+        completion_ids: Sequence[Sequence[int]],
+        top_k: int | None = None,
+    ) -> TopKLogprobs:
+        """
+        Log-probabilities of the top K and of the response token, at every response position.
+
+        Args:
+            prompt_ids, completion_ids (B lists of token ids):
+                Token ids in, never text: the response must be the very tokens that were sampled.
+            top_k (`int`, *optional*):
+                Overrides the scorer's own.
+
+        Returns:
+            [`TopKLogprobs`] with T the longest response, aligned on the response: position t of a row predicts its
+            token t, whatever the prompt's length.
+
+        Raises:
+            `ValueError`: the two lists differ in length, or a prompt has no tokens.
+        """
+        if len(prompt_ids) != len(completion_ids):
+            raise ValueError(f"Got {len(prompt_ids)} prompts for {len(completion_ids)} completions.")
+        started = time.perf_counter()
+        device = next(self.model.parameters()).device
+        top_k = self.top_k if top_k is None else top_k
+        k = min(top_k, self.model.config.get_text_config().vocab_size)
+        shape = (len(completion_ids), max(map(len, completion_ids), default=0))
+        token_ids = torch.zeros((*shape, k), dtype=torch.int32, device=device)
+        logprobs = torch.zeros((*shape, k), dtype=torch.float32, device=device)
+        sampled_logprobs = torch.zeros(shape, dtype=torch.float32, device=device)
+
+        lengths = [len(p) + len(c) for p, c in zip(prompt_ids, completion_ids, strict=True)]
+        for rows in group_by_length(lengths, self.tokens_per_batch):
+            batch = pack(
+                prompt_ids, completion_ids, rows, self.pad_token_id, with_attention_mask=self._with_attention_mask
+            )
+            self.stats.forwards += 1
+            self.stats.sequences += len(rows)
+            self.stats.tokens += batch.num_tokens
+            self.stats.padded_tokens += batch.input_ids.numel()
+            batch.to(device)
+            with self.context():
+                output = self.model(
+                    input_ids=batch.input_ids,
+                    attention_mask=batch.attention_mask,
+                    head_positions=batch.positions,
+                    head_targets=batch.targets,
+                    top_k=k,
+                )
+            where = (batch.rows, batch.columns)
+            token_ids[where] = output.topk_ids.to(device)
+            logprobs[where] = output.topk_logprobs.float().to(device)
+            sampled_logprobs[where] = output.logprobs.float().to(device)
+
+        completion_lengths = torch.tensor([len(c) for c in completion_ids], device=device)
+        mask = torch.arange(shape[1], device=device) < completion_lengths[:, None]
+        self.stats.seconds += time.perf_counter() - started
+        return TopKLogprobs(token_ids, logprobs, sampled_logprobs, mask)

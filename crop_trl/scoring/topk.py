@@ -1,0 +1,143 @@
+"""Top-K log-probabilities of a fixed response, and the tiled projection that makes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+
+# Logits of one tile: rows x vocabulary. 2**26 fp32 values are 256 MiB, whatever the sequence length or the vocabulary.
+TILE_ELEMENTS = 2**26
+
+
+@dataclass
+class TopKLogprobs:
+    """
+    The K most likely vocabulary entries at each response position, and the log-probability of the response token.
+
+    Log-probabilities are natural, in fp32, of the softmax over every row of the output head, and not renormalised over
+    K. Positions outside `mask` hold zeros.
+
+    Args:
+        token_ids (`torch.Tensor` of shape `[B, T, K]`): Vocabulary ids, most likely first.
+        logprobs (`torch.Tensor` of shape `[B, T, K]`): Their log-probabilities, falling.
+        sampled_logprobs (`torch.Tensor` of shape `[B, T]`): Log-probability of the response token, in K or not.
+        mask (`torch.BoolTensor` of shape `[B, T]`, *optional*): Valid positions; `None` means all.
+    """
+
+    token_ids: torch.Tensor
+    logprobs: torch.Tensor
+    sampled_logprobs: torch.Tensor
+    mask: torch.Tensor | None = None
+
+    @property
+    def top_k(self) -> int:
+        """Number of returned entries, K."""
+        return self.token_ids.size(-1)
+
+    def rows(self, index) -> TopKLogprobs:
+        """The same for a subset of the responses; `index` is anything that indexes the first dimension."""
+        return TopKLogprobs(
+            **{f.name: None if (x := getattr(self, f.name)) is None else x[index] for f in fields(self)}
+        )
+
+    def to(self, device) -> TopKLogprobs:
+        """The same on another device."""
+        return TopKLogprobs(
+            **{f.name: None if (x := getattr(self, f.name)) is None else x.to(device) for f in fields(self)}
+        )
+
+
+def head_transform(config) -> tuple[float | None, float]:
+    """
+    What a model's own forward does to its logits after the output head.
+
+    Args:
+        config (`PretrainedConfig`): Model configuration, text or multimodal.
+
+    Returns:
+        `(softcap, scale)`: logits are `z = head(h) * scale`, then `softcap * tanh(z / softcap)` unless it is `None`.
+    """
+    text = config.get_text_config()
+    softcap = getattr(text, "final_logit_softcapping", None)
+    for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
+        scale = getattr(text, name, None)
+        if scale is not None:
+            return softcap, float(scale)
+    divisor = getattr(text, "logits_scaling", None)
+    if divisor is None:
+        return softcap, 1.0
+    # The same name means a factor in HyperCLOVA X and a divisor in Granite and MiniCPM.
+    return softcap, float(divisor) if text.model_type == "hyperclovax" else 1.0 / float(divisor)
+
+
+def _logits(hidden, weight, bias, softcap, scale) -> torch.Tensor:
+    autocast = torch.is_autocast_enabled(hidden.device.type)
+    if hidden.device.type == "cuda" and hidden.dtype in (torch.float16, torch.bfloat16) and not autocast:
+        # The tensor cores accumulate in fp32 anyway; rounding the result to bf16 would move a logit of 20 by up to 0.06
+        # and make the top K full of ties.
+        z = torch.mm(hidden, weight.t(), out_dtype=torch.float32)
+    else:
+        # Under autocast, that is for a student in training, the logits are rounded as its training pass rounds them, so
+        # that the probability ratio is 1 before the first update.
+        z = torch.mm(hidden, weight.t()).float()
+    if bias is not None:
+        z += bias.float()
+    if scale != 1.0:
+        z *= scale
+    if softcap is not None:
+        z = softcap * torch.tanh(z / softcap)
+    return z
+
+
+@torch.no_grad()
+def topk_projection(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    target_ids: torch.Tensor,
+    top_k: int,
+    *,
+    bias: torch.Tensor | None = None,
+    softcap: float | None = None,
+    scale: float = 1.0,
+    tile_elements: int = TILE_ELEMENTS,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """
+    Project hidden states onto the vocabulary, a tile of rows at a time, and keep what scoring needs.
+
+    Peak memory is a few tiles, whatever the number of positions: the `[N, V]` logits never exist.
+
+    Args:
+        hidden (`torch.Tensor` of shape `[N, H]`):
+            Final hidden states that predict the targets.
+        weight (`torch.Tensor` of shape `[V, H]`):
+            Output head; every row counts in the softmax, rows that only pad the vocabulary too.
+        target_ids (`torch.Tensor` of shape `[N]`):
+            Tokens whose log-probability is wanted.
+        top_k (`int`):
+            Entries to return, at most V of them; 0 returns none.
+        bias (`torch.Tensor` of shape `[V]`, *optional*), softcap, scale:
+            See [`head_transform`].
+        tile_elements (`int`, *optional*):
+            Logits of a tile.
+
+    Returns:
+        `(token_ids [N, K] int32, logprobs [N, K] fp32, target_logprobs [N] fp32)`, K = min(top_k, V).
+    """
+    n, vocab = hidden.size(0), weight.size(0)
+    k = min(top_k, vocab)
+    token_ids = torch.empty((n, k), dtype=torch.int32, device=hidden.device)
+    logprobs = torch.empty((n, k), dtype=torch.float32, device=hidden.device)
+    target_logprobs = torch.empty(n, dtype=torch.float32, device=hidden.device)
+    weight = weight.to(hidden.dtype)
+    tile = max(1, tile_elements // vocab)
+    for start in range(0, n, tile):
+        rows = slice(start, start + tile)
+        z = _logits(hidden[rows], weight, bias, softcap, scale)
+        log_normalizer = torch.logsumexp(z, dim=-1, keepdim=True)
+        target_logprobs[rows] = (z.gather(-1, target_ids[rows, None].long()) - log_normalizer).squeeze(-1)
+        if k:
+            values, indices = z.topk(k, dim=-1)
+            logprobs[rows] = values - log_normalizer
+            token_ids[rows] = indices.int()
+    return token_ids, logprobs, target_logprobs

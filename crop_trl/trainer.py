@@ -1,0 +1,416 @@
+"""Selective on-policy distillation on TRL's GRPO trainer.
+
+What GRPO does is left to it: sampling, rewards and their advantages, logging, checkpoints. This file adds three stages
+to a step and knows no method by name: score the sampled responses (`signals.py`), select what is trained
+(`methods.py`), and update on the selected tokens (`loss.py`).
+
+Departures from GRPOTrainer: rollouts are laid out in one piece and re-cut by length before the update; only selected
+tokens are projected onto the vocabulary; the loss is a mean over the selected tokens of the global batch of one
+optimizer step.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from accelerate.utils import is_peft_model
+from datasets import Dataset, IterableDataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, TrainerCallback
+from trl import GRPOTrainer
+from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer.utils import get_config_model_id
+
+from . import data, methods
+from .config import CROPConfig
+from .distributed import RunningMeans, gather_ragged
+from .divergence import residual_mass
+from .loss import opd_advantages, sampled_opd_loss
+from .scoring import Scorer
+from .scoring.head import add_token_head, sees_padding
+from .scoring.layout import pack, split_balanced
+from .scoring.local import LocalScorer
+from .signals import PROMPT_COLUMNS, collect_signals, prompt_columns, prompt_kinds
+
+# Evaluation looks at the student as it is: no selection, and so no triplet.
+_EVALUATION_METHOD = "opd"
+
+
+def no_reward(completions: list, **kwargs) -> list[float]:
+    """Reward of 0 for every response: distillation needs none, but GRPO asks for one."""
+    return [0.0] * len(completions)
+
+
+class _StepCounter(TrainerCallback):
+    """Puts the trainer's count of forward passes back where a checkpoint left it."""
+
+    def __init__(self, trainer: "CROPTrainer"):
+        self.trainer = trainer
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        updates = args.windows_per_generation * args.num_iterations
+        if state.global_step % updates:
+            raise ValueError(
+                f"The checkpoint at step {state.global_step} lies in the middle of a batch of rollouts, which feeds "
+                f"{updates} optimizer steps and is not saved; resume from a step that is a multiple of {updates}."
+            )
+        self.trainer._step = state.global_step * args.gradient_accumulation_steps
+        self.trainer._buffered_inputs = None
+
+
+class CROPTrainer(GRPOTrainer):
+    """
+    Trainer for selective on-policy distillation: the student samples, a teacher scores its tokens, and only those that
+    the method selects are trained.
+
+    Args:
+        model (`str` or [`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
+            The student; see [`~trl.GRPOTrainer`].
+        teacher (`str` or [`~transformers.PreTrainedModel`] or [`~crop_trl.scoring.Scorer`], *optional*):
+            The teacher: a model, where to load it from, or anything that scores token ids. By default
+            `args.teacher_model_name_or_path`.
+        reward_funcs (*optional*):
+            As in [`~trl.GRPOTrainer`]; none by default. With weight 0 in `args.reward_weights` a reward is logged
+            without touching the advantages.
+        args ([`CROPConfig`], *optional*):
+            Configuration.
+        train_dataset, eval_dataset (*optional*):
+            Rows with `prompt` and, for methods that read them, `paraphrase_prompt` and `counterfactual_prompt`: all
+            chat messages or all plain text. Evaluation needs `prompt` alone.
+        teacher_processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*):
+            The teacher's tokenizer, only to check that it is the student's; by default loaded from where the teacher
+            came from.
+        kwargs:
+            Passed to [`~trl.GRPOTrainer`]: `processing_class`, `callbacks`, `optimizers`, `peft_config` and so on.
+
+    Raises:
+        `ValueError`: something that cannot work, in one sentence, before any model is loaded where possible.
+    """
+
+    _tag_names = ["trl", "crop"]
+    _name = "CROP"
+    _paper = {"title": "CROP: Task Relevance via Counterfactuals for Selective On-Policy Distillation"}
+
+    def __init__(
+        self,
+        model: str | PreTrainedModel,
+        teacher: str | PreTrainedModel | Scorer | None = None,
+        reward_funcs: Callable | list | None = None,
+        args: CROPConfig | None = None,
+        train_dataset: Dataset | IterableDataset | None = None,
+        eval_dataset: Dataset | IterableDataset | dict | None = None,
+        teacher_processing_class=None,
+        **kwargs,
+    ):
+        args = CROPConfig("crop") if args is None else args
+        teacher = args.teacher_model_name_or_path if teacher is None else teacher
+        if teacher is None:
+            raise ValueError("No teacher: pass `teacher` to the trainer or set `teacher_model_name_or_path`.")
+        for name in ("environment_factory", "rollout_func"):
+            if kwargs.get(name) is not None:
+                raise ValueError(f"`{name}` is not supported: responses must follow the dataset's own prompts.")
+        self.method = methods.get_method(args.method)
+        if train_dataset is not None:
+            data.check_columns(train_dataset, prompt_columns(self.method.needs), args.method)
+        super().__init__(
+            model=model,
+            reward_funcs=no_reward if reward_funcs is None or reward_funcs == [] else reward_funcs,
+            args=args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            **kwargs,
+        )
+        if self._is_vlm:
+            raise ValueError("Models that read images are not supported: pass a tokenizer as `processing_class`.")
+        if self.aux_loss_enabled:
+            raise ValueError("Mixture-of-experts students with a load-balancing loss are not supported.")
+        # The loss is normalised by the selected tokens of an optimizer step, so nothing else may rescale it.
+        self.loss_is_scaled_for_ga = True
+        self._means = {"train": RunningMeans(), "eval": RunningMeans()}
+        self._seconds = {"prepare": 0.0, "update": 0.0}
+        self.add_callback(_StepCounter(self))
+        self._check_and_filter_prompts()
+
+        student = self.model.get_base_model() if is_peft_model(self.model) else self.model
+        add_token_head(student)
+        self._with_attention_mask = sees_padding(student.config)
+        self.scorers: dict[str, Scorer] = {
+            "teacher": self._make_teacher(teacher, teacher_processing_class),
+            "student": LocalScorer(
+                self.model,
+                args.score_top_k,
+                self._tokenizer.pad_token_id,
+                args.score_tokens_per_batch,
+                context=self.accelerator.autocast,
+            ),
+        }
+
+    # ---------------------------------------------------------------- set-up
+
+    def _make_teacher(self, teacher, processing_class) -> Scorer:
+        if not isinstance(teacher, (str, PreTrainedModel)):
+            if not isinstance(teacher, Scorer):
+                raise ValueError(f"`teacher` must be a path, a model or a scorer, got {type(teacher).__name__}.")
+            return teacher
+        source = teacher if isinstance(teacher, str) else get_config_model_id(teacher.config)
+        trust = self.args.trust_remote_code
+        if processing_class is None and source:
+            processing_class = AutoTokenizer.from_pretrained(source, trust_remote_code=trust)
+        if processing_class is not None:
+            data.check_same_tokenizer(self._tokenizer, processing_class)
+        if isinstance(teacher, str):
+            init_kwargs = {
+                "dtype": "bfloat16" if self.args.bf16 else "float16" if self.args.fp16 else "float32",
+                "trust_remote_code": trust,
+                **(self.args.teacher_init_kwargs or {}),
+            }
+            teacher = AutoModelForCausalLM.from_pretrained(source, **init_kwargs)
+        if teacher.config.get_text_config().vocab_size <= max(self._tokenizer.get_vocab().values()):
+            raise ValueError(
+                f"The teacher has {teacher.config.get_text_config().vocab_size} vocabulary entries, fewer than the "
+                "student's tokenizer uses; choose a teacher of the same family."
+            )
+        teacher = teacher.to(self.accelerator.device).eval().requires_grad_(False)
+        return LocalScorer(
+            teacher, self.args.score_top_k, self._tokenizer.pad_token_id, self.args.score_tokens_per_batch
+        )
+
+    def _check_and_filter_prompts(self) -> None:
+        columns = prompt_columns(self.method.needs)
+        suffix = data.generation_suffix(
+            self.processing_class, next(iter(self.train_dataset))["prompt"], self.chat_template_kwargs
+        )
+        before = len(self.train_dataset) if isinstance(self.train_dataset, Dataset) else None
+        self.train_dataset = data.drop_long_prompts(
+            self.train_dataset,
+            columns,
+            lambda prompts: self._tokenize_prompts(prompts)[0],
+            self.args.max_prompt_length,
+            suffix,
+            show_progress=self.accelerator.is_main_process and not self.args.disable_tqdm,
+        )
+        if before is not None and len(self.train_dataset) < before and self.accelerator.is_main_process:
+            print(
+                f"{before - len(self.train_dataset)} of {before} rows left out: a prompt is longer than "
+                f"max_prompt_length {self.args.max_prompt_length} tokens."
+            )
+        prompts_per_batch = self.args.generation_batch_size // self.num_generations
+        if before is not None and len(self.train_dataset) < prompts_per_batch:
+            raise ValueError(
+                f"{len(self.train_dataset)} prompts are fewer than one step takes ({prompts_per_batch}); lower "
+                "`prompts_per_step` or `per_device_train_batch_size`, or give more prompts."
+            )
+
+    def _set_signature_columns_if_needed(self):
+        super()._set_signature_columns_if_needed()
+        self._signature_columns = list(dict.fromkeys([*self._signature_columns, *PROMPT_COLUMNS.values(), "answer"]))
+
+    # ---------------------------------------------------------------- rollout and scoring
+
+    def _generate(self, prompts: list):
+        started = time.perf_counter()
+        output = super()._generate(prompts)
+        mode = "train" if self.model.training else "eval"
+        self._metrics[mode]["seconds/rollout"].append(time.perf_counter() - started)
+        # Lengths come from these lists, never from ids: the pad token may be the EOS token.
+        self._rollout_ids = output[0], output[1]
+        return output
+
+    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
+        # GRPO asks here for rollout-time log-probabilities in its own padded layout. Scoring makes them, once, together
+        # with the other student signals.
+        return None, None, None
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        rollout = super()._generate_and_score_completions(inputs)
+        started = time.perf_counter()
+        training = self.model.training
+        mode = "train" if training else "eval"
+        name = self.args.method if training else _EVALUATION_METHOD
+        prompt_ids, completion_ids = self._rollout_ids
+        completion_ids = [list(ids) for ids in completion_ids]
+
+        loss_mask = rollout["completion_mask"].bool()
+        if "tool_mask" in rollout:
+            loss_mask = loss_mask & rollout["tool_mask"].bool()
+        loss_mask = loss_mask[:, : max(map(len, completion_ids))]
+
+        needs = list(methods.get_method(name).needs)
+        aligned = self.args.windows_per_generation * self.num_iterations == 1
+        if training and not aligned and "student/original" not in needs:
+            needs.append("student/original")
+        prompts = {"original": prompt_ids}
+        for kind in prompt_kinds(needs)[1:]:
+            prompts[kind] = self._tokenize_prompts([row[PROMPT_COLUMNS[kind]] for row in inputs])[0]
+        with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+            signals = collect_signals(needs, self.scorers, prompts, completion_ids)
+
+        first_row = self.accelerator.process_index * len(inputs)
+        selection = methods.select(
+            name,
+            signals,
+            loss_mask,
+            self.args.selection_settings,
+            step=self.state.global_step,
+            rows=torch.arange(first_row, first_row + len(inputs)),
+            gather=lambda values: gather_ragged(values, self.accelerator),
+        )
+        rollout["prompt_id_lists"], rollout["completion_id_lists"] = prompt_ids, completion_ids
+        rollout["selection"] = selection
+        student = signals.get("student/original")
+        rollout["old_logprobs"] = None if student is None else student.sampled_logprobs
+        self._log_selection(mode, signals, selection, loss_mask, rollout["old_logprobs"])
+        self._metrics[mode]["seconds/scoring"].append(time.perf_counter() - started)
+        return rollout
+
+    def _log_selection(self, mode, signals, selection, loss_mask, old_logprobs) -> None:
+        means = self._means[mode]
+        means.add("selection/retention_ratio", selection.mask.float(), loss_mask)
+        means.add("selection/tokens_per_response", selection.mask.sum(-1))
+        for name, value in selection.measures.items():
+            means.add(f"selection/{name}", value, loss_mask)
+        means.add("scoring/residual_mass", residual_mass(signals["teacher/original"]), loss_mask)
+        if old_logprobs is not None:
+            gap = old_logprobs - selection.teacher_logprobs
+            means.add("distillation/gap_dropped", gap, loss_mask & ~selection.mask)
+        self._flush(mode)
+        stats = getattr(self.scorers["teacher"], "stats", None)
+        if stats is not None:
+            for name in ("sequences", "forwards", "tokens", "padding_share"):
+                self._metrics[mode][f"scoring/{name}"].append(float(getattr(stats, name)))
+            stats.reset()
+
+    def _flush(self, mode: str) -> None:
+        for name, value in self._means[mode].flush(self.accelerator).items():
+            self._metrics[mode][name].append(value)
+
+    # ---------------------------------------------------------------- update
+
+    def _prepare_inputs(self, generation_batch):
+        if not self.model.training:
+            rollout = self._generate_and_score_completions(generation_batch)
+            return self._micro_batch(rollout, range(len(rollout["completion_id_lists"])), num_items=None)
+        started = time.perf_counter()
+        generate_every = self.args.steps_per_generation * self.num_iterations
+        if self._step % generate_every == 0 or self._buffered_inputs is None:
+            self._buffered_inputs = self._micro_batches(self._generate_and_score_completions(generation_batch))
+        self._seconds["prepare"] = time.perf_counter() - started
+        return self._buffered_inputs[self._step % self.args.steps_per_generation]
+
+    def _micro_batches(self, rollout: dict[str, Any]) -> list[dict[str, Any]]:
+        """Cut a batch of rollouts into optimizer steps, and each of them, by length, into its micro-batches."""
+        keep = rollout["selection"].mask.cpu()
+        lengths = [
+            len(p) + len(c) for p, c in zip(rollout["prompt_id_lists"], rollout["completion_id_lists"], strict=True)
+        ]
+        windows = self.args.windows_per_generation
+        # With several optimizer steps to a batch, rows are dealt to them at random; sorting by length comes after.
+        order = torch.randperm(len(lengths)) if windows > 1 else torch.arange(len(lengths))
+        dealt = order.chunk(windows)
+        counts = torch.stack([keep[rows].sum() for rows in dealt]).to(self.accelerator.device)
+        counts = self.accelerator.reduce(counts, reduction="sum")
+        if self.accelerator.is_main_process:
+            self._metrics["train"]["selection/selected_tokens"].append(counts.float().mean().item())
+        micro_batches = []
+        for rows, num_items in zip(dealt, counts, strict=True):
+            for part in split_balanced([lengths[i] for i in rows], self.args.gradient_accumulation_steps):
+                micro_batches.append(self._micro_batch(rollout, [int(rows[i]) for i in part], num_items, keep))
+        return micro_batches
+
+    def _micro_batch(self, rollout, rows, num_items, keep=None) -> dict[str, Any]:
+        """Everything the loss needs for some responses, flat over their N selected tokens."""
+        selection = rollout["selection"]
+        batch = pack(
+            rollout["prompt_id_lists"],
+            rollout["completion_id_lists"],
+            list(rows),
+            self._tokenizer.pad_token_id,
+            selection.mask.cpu() if keep is None else keep,
+            self._with_attention_mask,
+        )
+        share = 1.0 - batch.num_tokens / max(1, batch.input_ids.numel())
+        self._metrics["train" if self.model.training else "eval"]["update/padding_share"].append(share)
+        batch.to(self.accelerator.device)
+        at = (batch.rows, batch.columns)
+        engine_logprobs = rollout.get("sampling_per_token_logps")
+        return {
+            "batch": batch,
+            "teacher_logprobs": selection.teacher_logprobs[at],
+            "base_advantages": rollout["advantages"][batch.rows],
+            "old_logprobs": None if rollout["old_logprobs"] is None else rollout["old_logprobs"][at],
+            "weights": None if selection.weights is None else selection.weights[at],
+            "engine_logprobs": None if engine_logprobs is None else engine_logprobs[at],
+            "num_items": num_items,
+        }
+
+    def _compute_loss(self, model, inputs):
+        batch = inputs["batch"]
+        with self.accelerator.autocast():
+            output = model(
+                input_ids=batch.input_ids,
+                attention_mask=batch.attention_mask,
+                head_positions=batch.positions,
+                head_targets=batch.targets,
+            )
+        logprobs = output.logprobs
+        # On policy and without other student signals, the rollout-time student is the one being trained.
+        old_logprobs = logprobs.detach() if inputs["old_logprobs"] is None else inputs["old_logprobs"]
+        num_items = inputs["num_items"]
+
+        def column(x):
+            # Each selected token stands as a response of one token: the loss is a sum over tokens either way.
+            return None if x is None else x.unsqueeze(-1)
+
+        loss = sampled_opd_loss(
+            column(logprobs),
+            column(old_logprobs),
+            column(inputs["teacher_logprobs"]),
+            inputs["base_advantages"],
+            torch.ones_like(column(logprobs), dtype=torch.bool),
+            weights=column(inputs["weights"]),
+            lambda_opd=self.args.lambda_opd,
+            epsilon_low=self.epsilon_low,
+            epsilon_high=self.epsilon_high,
+            num_items=num_items,
+        )
+        self._log_update(inputs, logprobs.detach(), old_logprobs, output.entropy)
+        # Gradients are averaged over processes, and the denominator is already that of all of them.
+        return loss if num_items is None else loss * self.accelerator.num_processes
+
+    def _log_update(self, inputs, logprobs, old_logprobs, entropy) -> None:
+        mode = "train" if self.model.training else "eval"
+        means = self._means[mode]
+        advantages = opd_advantages(
+            old_logprobs[:, None],
+            inputs["teacher_logprobs"][:, None],
+            inputs["base_advantages"],
+            weights=None if inputs["weights"] is None else inputs["weights"][:, None],
+            lambda_opd=self.args.lambda_opd,
+        ).squeeze(-1)
+        ratio = torch.exp(logprobs - old_logprobs)
+        low = (ratio < 1 - self.epsilon_low) & (advantages < 0)
+        high = (ratio > 1 + self.epsilon_high) & (advantages > 0)
+        means.add("clip_ratio/low_mean", low.float())
+        means.add("clip_ratio/high_mean", high.float())
+        means.add("clip_ratio/region_mean", (low | high).float())
+        means.add("distillation/gap_kept", old_logprobs - inputs["teacher_logprobs"])
+        means.add("distillation/advantage", advantages)
+        means.add("entropy", entropy)
+        if inputs["engine_logprobs"] is not None:
+            gap = (old_logprobs - inputs["engine_logprobs"]).abs()
+            means.add("sampling/sampling_logp_difference/mean", gap, torch.isfinite(gap))
+        if mode == "eval" or self.accelerator.sync_gradients:
+            self._flush(mode)
+
+    def training_step(self, model, inputs, num_items_in_batch):
+        started = time.perf_counter()
+        self._seconds["prepare"] = 0.0
+        output = super().training_step(model, inputs, num_items_in_batch)
+        if self.accelerator.sync_gradients and self.accelerator.device.type == "cuda":
+            # Once an optimizer step, so that the seconds below belong to the update and not to the next rollout.
+            torch.cuda.synchronize()
+        self._seconds["update"] += time.perf_counter() - started - self._seconds["prepare"]
+        if self.accelerator.sync_gradients:
+            self._metrics["train"]["seconds/update"].append(self._seconds["update"])
+            self._seconds["update"] = 0.0
+        return output

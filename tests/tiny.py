@@ -1,0 +1,71 @@
+"""Small random models, a tokenizer and triplets for the tests: everything here is made on the spot, in milliseconds."""
+
+import random
+
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+WORDS = [str(n) for n in range(40)] + "what is plus minus times the sum of and difference between product by".split()
+SPECIAL = ["<pad>", "<eos>", "<user>", "<assistant>", "<unk>"]
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ '<' + m['role'] + '> ' + m['content'] + ' <eos> ' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<assistant> ' }}{% endif %}"
+)
+
+
+def make_tokenizer(pad_token: str = "<pad>") -> PreTrainedTokenizerFast:
+    vocab = {word: index for index, word in enumerate(SPECIAL + WORDS)}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=pad_token,
+        eos_token="<eos>",
+        unk_token="<unk>",
+        chat_template=CHAT_TEMPLATE,
+        padding_side="left",
+    )
+
+
+def make_model(seed: int = 0, hidden: int = 32, vocab: int | None = None, layers: int = 2) -> Qwen3ForCausalLM:
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=vocab or len(SPECIAL) + len(WORDS),
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        tie_word_embeddings=True,
+        eos_token_id=1,
+        pad_token_id=0,
+        bos_token_id=None,
+        max_position_embeddings=256,
+        # Larger than usual, so that random models are not all but uniform.
+        initializer_range=0.2,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def make_rows(n: int, seed: int = 0, conversational: bool = True) -> Dataset:
+    rng = random.Random(seed)
+
+    def prompt(text):
+        return [{"role": "user", "content": text}] if conversational else text + " <assistant>"
+
+    rows = []
+    for i in range(n):
+        a, b, c = rng.randrange(20), rng.randrange(20), rng.randrange(20)
+        rows.append(
+            {
+                "prompt": prompt(f"what is {a} plus {b}"),
+                "paraphrase_prompt": prompt(f"what is the sum of {a} and {b}"),
+                "counterfactual_prompt": prompt(f"what is the sum of {a} and {c}"),
+                "answer": str(a + b),
+                "id": str(i),
+            }
+        )
+    return Dataset.from_list(rows)
