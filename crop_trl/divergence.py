@@ -21,7 +21,7 @@ def _mass_at(
     ids: torch.Tensor, other_ids: torch.Tensor, other_probs: torch.Tensor
 ) -> tuple[torch.Tensor, torch.BoolTensor]:
     """Mass that the other side gives to each of `ids` (zero where it did not return the id), and whether it did."""
-    sorted_ids, order = other_ids.sort(dim=-1)
+    sorted_ids, order = other_ids.contiguous().sort(dim=-1)
     sorted_probs = other_probs.gather(-1, order)
     # A binary search per id needs O(K log K) a position; comparing all pairs would allocate [B, T, K, K].
     slot = torch.searchsorted(sorted_ids, ids.contiguous()).clamp_(max=sorted_ids.size(-1) - 1)

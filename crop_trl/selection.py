@@ -123,7 +123,8 @@ def quantile_normalize(
     if gather is not None:
         values = gather(values)
     if values.numel() == 0:
-        return torch.zeros_like(x)
+        # Nothing finite anywhere, so nothing to scale by: missing values stay missing.
+        return torch.where(valid, torch.full_like(x, float("nan")), torch.zeros_like(x))
     ordered = values.sort().values
     q_low, q_high = _quantile(ordered, low), _quantile(ordered, high)
     scaled = ((x - q_low) / (q_high - q_low + eps)).clamp(0.0, 1.0)

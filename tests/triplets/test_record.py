@@ -1,0 +1,200 @@
+"""Triplet records and how they become the trainer's columns."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crop_trl.triplets.record import (
+    DEFAULT_PROMPT_TEMPLATE,
+    FLAGS,
+    PROBLEM_FIELDS,
+    PROMPT_COLUMNS,
+    TripletFormatError,
+    build_dataset,
+    check_template,
+    load_records,
+    load_triplets,
+    read_jsonl,
+    reason_to_drop,
+    unwrap_problem,
+    wrap_problem,
+)
+
+
+def record(**changes) -> dict:
+    return {
+        "id": "p1",
+        "original_problem": "A shop sells 3 pens. How many in 2 days?",
+        "paraphrase_problem": "Every day 3 pens are sold. How many in 2 days?",
+        "counterfactual_problem": "A shop sells 5 pens. How many in 2 days?",
+        "answer": 6,
+        "condition_type": "number",
+        "triplet_complete": True,
+        "usable_for_training": True,
+        "validation_passed": True,
+        **changes,
+    }
+
+
+def write_jsonl(path, records):
+    path.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records), encoding="utf-8")
+    return path
+
+
+# --- Wrapper ----------------------------------------------------------------------------------------------------------
+
+
+def test_default_wrapper_asks_for_a_box():
+    wrapped = wrap_problem("1 + 1 = ?")
+    assert wrapped.startswith("1 + 1 = ?\n")
+    assert "\\boxed{}" in wrapped
+    assert check_template(DEFAULT_PROMPT_TEMPLATE) == DEFAULT_PROMPT_TEMPLATE
+
+
+@given(st.text(), st.text(), st.text())
+@settings(max_examples=60, deadline=None)
+def test_wrapper_round_trip(before, problem, after):
+    template = f"{before}{{problem}}{after}"
+    if template.count("{problem}") != 1:
+        with pytest.raises(ValueError, match="exactly once"):
+            check_template(template)
+        return
+    assert wrap_problem(problem, template) == before + problem + after
+    assert unwrap_problem(wrap_problem(problem, template), template) == problem
+
+
+@pytest.mark.parametrize("problem", ["Let {a} and \\frac{1}{2}", "{problem}", "{", "{0} {}", "%s $x \\1 \\g<0>", ""])
+def test_braces_are_left_alone(problem):
+    assert unwrap_problem(wrap_problem(problem)) == problem
+    assert wrap_problem(problem, "Solve {problem} in {braces}") == f"Solve {problem} in {{braces}}"
+
+
+def test_unwrap_leaves_other_texts():
+    assert unwrap_problem("no wrapper here") == "no wrapper here"
+    assert unwrap_problem("anything", "{problem}") == "anything"
+    # The two halves of the wrapper may not share characters.
+    assert unwrap_problem("Solve:", "Solve:{problem}:") == "Solve:"
+    # Half a wrapper is none.
+    assert unwrap_problem("Q: x", "Q: {problem} A:") == "Q: x"
+    assert unwrap_problem("x A:", "Q: {problem} A:") == "x A:"
+
+
+@pytest.mark.parametrize("template", ["", "Solve it.", "{problem} and {problem}", "{ problem }"])
+def test_template_errors(template):
+    for check in (check_template, lambda t: build_dataset([record()], t)):
+        with pytest.raises(ValueError, match="`prompt_template` must contain {problem} exactly once"):
+            check(template)
+
+
+# --- Which records ----------------------------------------------------------------------------------------------------
+
+
+def test_a_good_record_stays():
+    assert reason_to_drop(record()) is None
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+@pytest.mark.parametrize("value", [False, None, "true", 1])
+def test_flags_must_be_true(flag, value):
+    assert reason_to_drop(record(**{flag: value})) == f"without {flag}"
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_flags_must_be_there(flag):
+    bad = record()
+    del bad[flag]
+    assert reason_to_drop(bad) == f"without {flag}"
+
+
+@pytest.mark.parametrize("name", PROBLEM_FIELDS)
+@pytest.mark.parametrize("value", [None, "", " \n", 5])
+def test_problems_must_be_text(name, value):
+    assert reason_to_drop(record(**{name: value})) == f"without {name}"
+
+
+# --- Dataset ----------------------------------------------------------------------------------------------------------
+
+
+def test_conversational_rows():
+    dataset, report = build_dataset([record()], "Solve: {problem}!")
+    row = dataset[0]
+    for column, name in zip(PROMPT_COLUMNS, PROBLEM_FIELDS):
+        assert row[column] == [{"role": "user", "content": f"Solve: {record()[name]}!"}]
+    assert (row["answer"], row["id"]) == ("6", "p1")
+    assert str(report) == "1 of 1 records kept"
+
+
+def test_plain_rows():
+    dataset, _ = build_dataset([record()], "{problem}", conversational=False)
+    assert [dataset[0][column] for column in PROMPT_COLUMNS] == [record()[name] for name in PROBLEM_FIELDS]
+
+
+def test_default_wrapper_goes_round_all_three():
+    dataset, _ = build_dataset([record()], conversational=False)
+    for column, name in zip(PROMPT_COLUMNS, PROBLEM_FIELDS):
+        assert dataset[0][column] == wrap_problem(record()[name])
+
+
+def test_answer_and_id_are_optional():
+    bare = record()
+    del bare["answer"], bare["id"]
+    dataset, _ = build_dataset([bare, record(answer="x", id=7)])
+    assert dataset["answer"][:] == [None, "x"]
+    assert dataset["id"][:] == [None, "7"]
+
+
+def test_report_says_who_left_and_why():
+    records = [
+        record(id="a"),
+        record(validation_passed=False),
+        record(triplet_complete=False, validation_passed=False),  # counts once, under its first reason
+        record(validation_passed=False),
+        record(paraphrase_problem=""),
+        record(id="b"),
+    ]
+    dataset, report = build_dataset(iter(records))
+    assert dataset["id"][:] == ["a", "b"]
+    assert (report.total, report.kept, sum(report.dropped.values())) == (6, 2, 4)
+    assert str(report) == (
+        "2 of 6 records kept (left out: 2 without validation_passed; 1 without triplet_complete; "
+        "1 without paraphrase_problem)"
+    )
+
+
+def test_nothing_left_says_why():
+    with pytest.raises(ValueError, match=r"No triplet is fit.*0 of 2.*2 without usable_for_training"):
+        build_dataset([record(usable_for_training=False)] * 2)
+    with pytest.raises(ValueError, match="0 of 0"):
+        build_dataset([])
+
+
+# --- Files ------------------------------------------------------------------------------------------------------------
+
+
+def test_jsonl_round_trip(tmp_path):
+    # Separators that are line breaks to some readers are text inside JSON.
+    records = [record(id="é\u2028\u0085"), record(id="b")]
+    path = write_jsonl(tmp_path / "t.jsonl", records)
+    path.write_text(path.read_text(encoding="utf-8") + "\n  \n", encoding="utf-8")
+    assert read_jsonl(path) == records
+    assert load_records(str(path)) == records
+    dataset, report = load_triplets(str(path), template="{problem}?", conversational=False)
+    assert dataset["prompt"][0] == records[0]["original_problem"] + "?"
+    assert report.kept == 2
+
+
+@pytest.mark.parametrize("line, said", [('{"id": 1', "is not JSON"), ("[1, 2]", "holds a list"), ("3", "holds a int")])
+def test_bad_line_is_named(tmp_path, line, said):
+    path = tmp_path / "t.jsonl"
+    path.write_text(json.dumps(record()) + "\n\n" + line + "\n")
+    with pytest.raises(TripletFormatError, match=rf"t\.jsonl, line 3 {said}"):
+        read_jsonl(path)
+
+
+@pytest.mark.parametrize("source", ["nowhere.jsonl", "./nowhere", "data/nowhere.json"])
+def test_missing_file(source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match=f"{source}.*does not exist"):
+        load_records(source)
