@@ -1,3 +1,56 @@
 """CROP: task relevance through counterfactuals for selective on-policy distillation, on Hugging Face TRL."""
 
+from importlib.metadata import version as _installed
+from typing import TYPE_CHECKING
+
+from packaging.version import Version as _Version
+
 __version__ = "0.1.0"
+
+# The trainer overrides internals of GRPOTrainer, so it takes the versions it was tested with (setup.cfg has the same).
+_TRL_FROM, _TRL_BELOW = "1.16", "1.17"
+
+
+def _check_trl() -> None:
+    found = _installed("trl")
+    if not _Version(_TRL_FROM) <= _Version(found) < _Version(_TRL_BELOW):
+        raise ImportError(
+            f"crop_trl was tested with trl >= {_TRL_FROM}, < {_TRL_BELOW}, whose internals it overrides, and found "
+            f"{found}; install one of these: pip install 'trl>={_TRL_FROM},<{_TRL_BELOW}'."
+        )
+
+
+if TYPE_CHECKING:
+    from .config import CROPConfig
+    from .methods import METHODS, Method, SelectionSettings, register_method, select
+    from .scoring import Scorer, TopKLogprobs
+    from .trainer import CROPTrainer
+
+# Loaded at first use: `import crop_trl.triplets` should not wait for torch and TRL.
+_EXPORTS = {
+    "CROPConfig": "config",
+    "CROPTrainer": "trainer",
+    "METHODS": "methods",
+    "Method": "methods",
+    "SelectionSettings": "methods",
+    "register_method": "methods",
+    "select": "methods",
+    "Scorer": "scoring",
+    "TopKLogprobs": "scoring",
+}
+
+__all__ = ["__version__", *_EXPORTS]
+
+
+def __getattr__(name: str):
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    if _EXPORTS[name] in ("config", "trainer"):
+        _check_trl()
+    return getattr(import_module(f".{_EXPORTS[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_EXPORTS})

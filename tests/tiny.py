@@ -69,3 +69,48 @@ def make_rows(n: int, seed: int = 0, conversational: bool = True) -> Dataset:
             }
         )
     return Dataset.from_list(rows)
+
+
+def make_trainer(output_dir, student=None, teacher=None, rows=None, tokenizer=None, trainer_class=None, **overrides):
+    """A trainer on the CPU: 8 responses of at most 12 tokens a step, random student and teacher."""
+    from crop_trl import CROPConfig, CROPTrainer
+
+    trainer_arguments = {
+        name: overrides.pop(name)
+        for name in ("reward_funcs", "eval_dataset", "peft_config", "callbacks", "optimizers")
+        if name in overrides
+    }
+    settings = {
+        "output_dir": str(output_dir),
+        "use_cpu": True,
+        "bf16": False,
+        "per_device_train_batch_size": 8,
+        "per_device_eval_batch_size": 8,
+        "max_completion_length": 12,
+        "max_steps": 1,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "gradient_checkpointing": False,
+        "learning_rate": 1e-2,
+        "score_top_k": 4,
+        "disable_tqdm": True,
+    }
+    return (trainer_class or CROPTrainer)(
+        model=make_model(0) if student is None else student,
+        teacher=make_model(1, hidden=48) if teacher is None else teacher,
+        args=CROPConfig(**{**settings, **overrides}),
+        train_dataset=make_rows(16) if rows is None else rows,
+        processing_class=make_tokenizer() if tokenizer is None else tokenizer,
+        **trainer_arguments,
+    )
+
+
+def flat_weights(model) -> torch.Tensor:
+    """All trainable parameters in one vector, for comparing two runs."""
+    return torch.cat([p.detach().double().flatten() for _, p in sorted(model.named_parameters()) if p.requires_grad])
+
+
+def metric(trainer, name: str) -> list[float]:
+    """Values of a logged metric, in order."""
+    return [entry[name] for entry in trainer.state.log_history if name in entry]

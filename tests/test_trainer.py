@@ -1,0 +1,251 @@
+"""CROPTrainer end to end on small random models."""
+
+import pytest
+import torch
+from peft import LoraConfig
+from tiny import flat_weights, make_model, make_rows, make_tokenizer, make_trainer, metric
+
+from crop_trl.methods import METHODS
+
+
+def sgd(model, lr=0.1):
+    """Plain SGD: weights after one step show the gradient itself, where Adam would hide its scale."""
+    return torch.optim.SGD(model.parameters(), lr=lr), None
+
+
+def train(tmp_path, **overrides):
+    student = overrides.pop("student", None) or make_model(0)
+    trainer = make_trainer(tmp_path, student=student, optimizers=sgd(student), **overrides)
+    trainer.train()
+    return trainer
+
+
+def same_update(a, b, tolerance=1e-5) -> bool:
+    """Whether two runs moved the student alike, relative to how far they moved it."""
+    start = flat_weights(make_model(0))
+    moved, expected = flat_weights(a.model) - start, flat_weights(b.model) - start
+    return bool((moved - expected).norm() < tolerance * expected.norm())
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_method_trains(tmp_path, method):
+    trainer = train(tmp_path, method=method, max_steps=2)
+    assert len(metric(trainer, "loss")) == 2
+    assert not torch.equal(flat_weights(trainer.model), flat_weights(make_model(0)))
+    kept = metric(trainer, "selection/retention_ratio")[0]
+    assert kept == 1.0 if METHODS[method].score is None else kept < 0.5
+
+
+@pytest.mark.parametrize("method", ["crop", "opd", "random"])
+def test_loss_and_gradient_do_not_depend_on_the_split(tmp_path, method):
+    whole = train(tmp_path / "1x8", method=method)
+    for per_device, accumulation in ((4, 2), (1, 8)):
+        split = train(
+            tmp_path / f"{accumulation}x{per_device}",
+            method=method,
+            per_device_train_batch_size=per_device,
+            gradient_accumulation_steps=accumulation,
+        )
+        assert metric(split, "loss")[0] == pytest.approx(metric(whole, "loss")[0], rel=1e-5)
+        assert metric(split, "grad_norm")[0] == pytest.approx(metric(whole, "grad_norm")[0], rel=1e-5)
+        assert same_update(split, whole)
+
+
+def test_a_ratio_of_one_is_pure_distillation(tmp_path):
+    dense = train(tmp_path / "a", method="opd")
+    everything = train(tmp_path / "b", method="crop", retention_ratio=1.0)
+    sparse = train(tmp_path / "c", method="crop", retention_ratio=0.2)
+    assert same_update(everything, dense)
+    assert not same_update(sparse, dense, tolerance=0.1)
+
+
+def test_opposite_masks_give_different_gradients(tmp_path):
+    top, bottom = train(tmp_path / "a", method="crop"), train(tmp_path / "b", method="crop-bottom")
+    assert not same_update(top, bottom, tolerance=0.1)
+
+
+def test_passes_of_a_step(tmp_path):
+    """Three teacher passes for CROP and not four; one student forward a micro-batch beside generation."""
+    for method, passes in (("crop", 3), ("cf-opd", 2), ("opd", 1)):
+        student = make_model(0)
+        trainer = make_trainer(
+            tmp_path, student=student, method=method, per_device_train_batch_size=4, gradient_accumulation_steps=2
+        )
+        updates = []
+        inner = student.forward
+
+        def counting(*args, head_positions=None, _inner=inner, _updates=updates, **kwargs):
+            if head_positions is not None:
+                _updates.append(head_positions.numel())
+            return _inner(*args, head_positions=head_positions, **kwargs)
+
+        student.forward = counting
+        trainer.train()
+        assert metric(trainer, "scoring/sequences") == [passes * 8.0]
+        assert len(updates) == 2
+        assert sum(updates) == metric(trainer, "selection/selected_tokens")[0]
+
+
+def test_two_and_two_steps_are_four(tmp_path):
+    settings = {"save_strategy": "steps", "save_steps": 2}
+    four = make_trainer(tmp_path / "four", max_steps=4, **settings)
+    four.train()
+    make_trainer(tmp_path / "two", max_steps=2, **settings).train()
+    resumed = make_trainer(tmp_path / "two", max_steps=4, **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "two" / "checkpoint-2"))
+    assert list(four._logs["prompt"]) == list(resumed._logs["prompt"])
+    assert list(four._logs["completion"]) == list(resumed._logs["completion"])
+    assert metric(four, "selection/selected_tokens")[2:] == metric(resumed, "selection/selected_tokens")[2:]
+    torch.testing.assert_close(flat_weights(four.model), flat_weights(resumed.model), rtol=0, atol=0)
+
+
+def test_two_and_two_steps_are_four_with_several_updates_per_rollout(tmp_path):
+    settings = {
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "per_device_train_batch_size": 4,
+        "steps_per_generation": 2,
+        "gradient_accumulation_steps": 1,
+        "method": "random",
+    }
+    four = make_trainer(tmp_path / "four", max_steps=4, **settings)
+    four.train()
+    make_trainer(tmp_path / "two", max_steps=2, **settings).train()
+    resumed = make_trainer(tmp_path / "two", max_steps=4, **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "two" / "checkpoint-2"))
+    torch.testing.assert_close(flat_weights(four.model), flat_weights(resumed.model), rtol=0, atol=0)
+
+
+def test_a_checkpoint_inside_a_batch_of_rollouts_is_refused(tmp_path):
+    settings = {"save_strategy": "steps", "save_steps": 2, "num_iterations": 2}
+    make_trainer(tmp_path, max_steps=3, **settings).train()
+    with pytest.raises(ValueError, match="in the middle of a batch of rollouts"):
+        make_trainer(tmp_path, max_steps=4, **settings).train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+
+
+def test_reusing_rollouts_moves_the_ratio(tmp_path):
+    once = make_trainer(tmp_path / "a", max_steps=2)
+    twice = make_trainer(tmp_path / "b", max_steps=2, num_iterations=2, learning_rate=0.1)
+    once.train()
+    twice.train()
+    assert metric(once, "clip_ratio/region_mean") == [0.0, 0.0]
+    first, second = metric(twice, "clip_ratio/region_mean")
+    assert first == 0.0 and second > 0.0
+    # Rollouts were made once, and the student was scored, so dropped tokens have a gap too.
+    assert len(metric(twice, "scoring/sequences")) == 1
+    assert len(metric(twice, "distillation/gap_dropped")) == 1 and not metric(once, "distillation/gap_dropped")
+
+
+def test_several_optimizer_steps_share_a_batch_of_rollouts(tmp_path):
+    trainer = make_trainer(
+        tmp_path, max_steps=2, per_device_train_batch_size=2, steps_per_generation=4, gradient_accumulation_steps=2
+    )
+    trainer.train()
+    assert len(metric(trainer, "scoring/sequences")) == 1
+    assert len(metric(trainer, "loss")) == 2
+
+
+def test_lora_student_and_resume(tmp_path):
+    settings = {
+        "peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"]),
+        "save_strategy": "steps",
+        "save_steps": 1,
+    }
+    trainer = make_trainer(tmp_path, gradient_checkpointing=True, **settings)
+    before = flat_weights(trainer.model)
+    trainer.train()
+    assert before.numel() < 2000 and not torch.equal(before, flat_weights(trainer.model))
+    resumed = make_trainer(tmp_path, max_steps=2, gradient_checkpointing=True, **settings)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == 2
+
+
+def test_gradient_checkpointing_changes_nothing(tmp_path):
+    plain, checkpointed = train(tmp_path / "a"), train(tmp_path / "b", gradient_checkpointing=True)
+    torch.testing.assert_close(flat_weights(plain.model), flat_weights(checkpointed.model))
+
+
+def lengths_as_reward(completions, **kwargs):
+    return [float(len(completion[0]["content"])) for completion in completions]
+
+
+def test_rewards(tmp_path):
+    without = train(tmp_path / "none")
+    watched = train(tmp_path / "watched", reward_funcs=lengths_as_reward, reward_weights=[0.0])
+    used = train(tmp_path / "used", reward_funcs=lengths_as_reward)
+    assert torch.equal(flat_weights(without.model), flat_weights(watched.model))
+    assert metric(watched, "rewards/lengths_as_reward/mean")[0] > 0
+    assert not same_update(without, used, tolerance=0.1)
+
+
+def test_evaluation_needs_prompts_alone(tmp_path):
+    held_out = make_rows(2, seed=9).remove_columns(["paraphrase_prompt", "counterfactual_prompt"])
+    trainer = make_trainer(tmp_path, eval_dataset=held_out, reward_funcs=lengths_as_reward, reward_weights=[0.0])
+    first = trainer.evaluate()
+    assert first["eval_selection/retention_ratio"] == 1.0
+    assert first["eval_scoring/sequences"] == 8.0
+    assert first["eval_loss"] == pytest.approx(-first["eval_distillation/advantage"], rel=1e-4)
+    trainer.train()
+    assert "eval_rewards/lengths_as_reward/mean" in trainer.evaluate()
+
+
+def test_pad_as_eos_keeps_the_end_of_a_response(tmp_path):
+    """The EOS token of a response is a token like any other, also when padding is the same id."""
+    trainers = [
+        make_trainer(tmp_path / pad, method="opd", tokenizer=make_tokenizer(pad), max_completion_length=30)
+        for pad in ("<pad>", "<eos>")
+    ]
+    for trainer in trainers:
+        trainer.train()
+        assert metric(trainer, "completions/clipped_ratio")[0] < 1.0
+        mean_length = metric(trainer, "completions/mean_length")[0]
+        assert metric(trainer, "selection/selected_tokens")[0] == pytest.approx(8 * mean_length)
+
+
+def test_plain_prompts(tmp_path):
+    assert metric(train(tmp_path, rows=make_rows(8, conversational=False)), "loss")
+
+
+def test_truncated_responses_can_be_left_out(tmp_path):
+    trainer = make_trainer(tmp_path, method="opd", mask_truncated_completions=True)
+    trainer.train()
+    finished = 1 - metric(trainer, "completions/clipped_ratio")[0]
+    expected = 8 * finished * metric(trainer, "completions/mean_terminated_length")[0]
+    assert metric(trainer, "selection/selected_tokens")[0] == pytest.approx(expected)
+
+
+def test_long_prompts_leave_and_are_counted(tmp_path, capsys):
+    rows = make_rows(16)
+    long = [{"role": "user", "content": " ".join(["plus"] * 40)}]
+    rows = rows.map(lambda row, i: {"counterfactual_prompt": long} if i < 3 else {}, with_indices=True)
+    trainer = make_trainer(tmp_path, rows=rows, max_prompt_length=30)
+    assert len(trainer.train_dataset) == 13
+    assert "3 of 16 rows left out" in capsys.readouterr().out
+    # Pure distillation reads the original prompt only, so it loses no row.
+    assert len(make_trainer(tmp_path, rows=rows, max_prompt_length=30, method="opd").train_dataset) == 16
+
+
+def test_reports_to_tensorboard(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    make_trainer(tmp_path, report_to="tensorboard").train()
+    (events,) = {path.parent for path in tmp_path.rglob("events.out.tfevents*")}
+    accumulator = EventAccumulator(str(events))
+    accumulator.Reload()
+    names = set(accumulator.Tags()["scalars"])
+    assert {
+        "train/selection/retention_ratio",
+        "train/selection/semantic_divergence",
+        "train/selection/surface_divergence",
+        "train/scoring/residual_mass",
+        "train/distillation/gap_kept",
+        "train/clip_ratio/region_mean",
+        "train/seconds/rollout",
+        "train/seconds/scoring",
+        "train/seconds/update",
+    } <= names
+
+
+def test_completions_are_logged(tmp_path):
+    make_trainer(tmp_path, log_completions=True).train()
+    assert list((tmp_path / "completions").glob("*.parquet"))
