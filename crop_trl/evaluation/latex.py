@@ -9,7 +9,7 @@ UNICODE = {
     "π": r"\pi ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "φ": r"\phi ", "∞": r"\infty ", "√": r"\sqrt ",
     "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ",
     "±": r"\pm ", "∓": r"\mp ", "≈": r"\approx ", "°": r"\degree ", "º": r"\degree ", "…": r"\ldots ", "⋯": r"\ldots ",
-    "ℝ": r"\mathbb{R}", "∖": r"\setminus ", "⟨": r"\langle ", "⟩": r"\rangle ", "′": "'", "’": "'", "\u2212": "-",
+    "ℝ": r"\mathbb{R}", "∖": r"\setminus ", "⟨": r"\langle ", "⟩": r"\rangle ", "′": "'", "’": "'",
     "\u00a0": " ", "\u202f": " ", "\u2009": " ", "\u200b": "", "\ufeff": "", "∠": r"\angle ",
 }  # fmt: skip
 SUPERSCRIPTS = {"⁰": "0", "¹": "1", "²": "2", "³": "3", "⁴": "4", "⁵": "5", "⁶": "6", "⁷": "7", "⁸": "8", "⁹": "9",
@@ -23,10 +23,12 @@ SAME_COMMAND = {
     "lbrace": r"\{", "rbrace": r"\}", "lbrack": "[", "rbrack": "]", "varnothing": r"\emptyset", "colon": ":",
     "infin": r"\infty", "degrees": r"\degree", "R": r"\mathbb{R}", "lvert": "|", "rvert": "|", "vert": "|",
     "dollar": r"\$", "textdollar": r"\$", "lor": r"\text{or}", "vee": r"\text{or}", "simeq": r"\approx",
-    "varphi": r"\phi", "arcsin": r"\arcsin", "backslash": r"\setminus", "textdegree": r"\degree", "approxeq": r"\approx",
+    "varphi": r"\phi", "arcsin": r"\arcsin", "backslash": r"\setminus", "textdegree": r"\degree",
+    "approxeq": r"\approx",
     "iff": r"\Leftrightarrow", "quad": " ", "qquad": " ", "enspace": " ", "thinspace": " ", "displaystyle": " ",
-    "textstyle": " ", "limits": "", "left": "", "right": "", "bigl": "", "bigr": "", "Bigl": "", "Bigr": "", "biggl": "",
-    "biggr": "", "big": "", "Big": "", "bigg": "", "Bigg": "", "Biggl": "", "Biggr": "", "middle": "", "mathstrut": "",
+    "textstyle": " ", "limits": "", "left": "", "right": "",
+    "bigl": "", "bigr": "", "Bigl": "", "Bigr": "", "biggl": "", "biggr": "", "Biggl": "", "Biggr": "", "big": "",
+    "Big": "", "bigg": "", "Bigg": "", "middle": "", "mathstrut": "",
 }  # fmt: skip
 FUNCTION_WORDS = ("arcsin", "arccos", "arctan", "sin", "cos", "tan", "cot", "sec", "csc", "ln", "log", "sqrt", "pi")
 
@@ -117,7 +119,8 @@ def normalize(text: str) -> str:
         `str`: Without math delimiters, spacing and sizing commands; with one command per symbol, arguments in braces,
             all text commands as `\\text{}`, and no closing punctuation.
     """
-    text = re.sub("[" + "".join(SUPERSCRIPTS) + "]+", lambda m: "^{" + "".join(map(SUPERSCRIPTS.get, m.group())) + "}", text)
+    powers = "[" + "".join(SUPERSCRIPTS) + "]+"
+    text = re.sub(powers, lambda m: "^{" + "".join(map(SUPERSCRIPTS.get, m.group())) + "}", text)
     for char, fraction in VULGAR.items():
         text = text.replace(char, r" \frac{{{}}}{{{}}}".format(*fraction.split("/")))
     text = "".join(UNICODE.get(char, char) for char in text)
@@ -127,29 +130,35 @@ def normalize(text: str) -> str:
     text = re.sub(r"\\\\|\\[()\[\]!]|\\[,;:> ]|~", lambda m: m.group() if m.group() == r"\\" else
                   "" if m.group()[-1] in "()[]!" else " ", text)  # fmt: skip
     text = re.sub(r"\\(left|right)\s*\.", "", text)
-    text = re.sub(r"\\([a-zA-Z]+)", lambda m: _pad(SAME_COMMAND[m.group(1)]) if m.group(1) in SAME_COMMAND else m.group(), text)
+    text = re.sub(r"\\([a-zA-Z]+)", _same_command, text)
     text = re.sub(rf"\\({TEXT_COMMANDS})\*?\s*(?={{)", r"\\text", text)
     text = re.sub(r"\\boxed\s*(?={)", "", text)
     text = re.sub(r"\\text\{\s*(sin|cos|tan|ln|log)\s*\}", r"\\\1 ", text)
-    text = re.sub(r"\^\s*(\{\s*\\circ\s*\}|\\circ(?![a-z])|\{\s*\\degree\s*\}|\\degree(?![a-z])|\{\s*o\s*\})", r"\\degree ", text)
+    text = re.sub(r"\\text\{[\s.,;:]*\}", " ", text)
+    text = re.sub(r"\^\s*(\{\s*(\\circ|\\degree|o)\s*\}|\\(circ|degree)(?![a-z]))", r"\\degree ", text)
     text = re.sub(r"\{\}\s*(?=\\degree)", "", text)
     text = text.replace("{,}", ",").replace(r"\%", "%").replace(r"\text{%}", "%").replace(r"\text{\$}", r"\$")
     text = re.sub(r"\.{3,}", r"\\ldots ", text)
     # Words of programming notation: functions without their backslash.
-    text = re.sub(rf"(?<![a-zA-Z\\])({'|'.join(FUNCTION_WORDS)})(?![a-zA-Z])", r"\\\1 ", text) if r"\text" not in text else text
+    if r"\text" not in text:
+        text = re.sub(rf"(?<![a-zA-Z\\])({'|'.join(FUNCTION_WORDS)})(?![a-zA-Z])", r"\\\1 ", text)
     text = text.replace("**", "^").replace("<=", r"\le ").replace(">=", r"\ge ").replace("!=", r"\ne ")
     text = _brace_arguments(text)
     return strip_group(re.sub(r"\s+", " ", text))
 
 
-def _pad(replacement: str) -> str:
-    """A command must stay apart from the letters that follow it."""
+def _same_command(match: re.Match) -> str:
+    replacement = SAME_COMMAND.get(match.group(1))
+    if replacement is None:
+        return match.group()
+    # A command must stay apart from the letters that follow it.
     return replacement + " " if replacement[-1:].isalpha() else replacement
 
 
 def squeeze(text: str) -> str:
-    """The text without white space, except where it ends a command."""
+    """The text without white space, except where it ends a command or parts two numbers."""
     text = re.sub(r"(\\[a-zA-Z]+) +(?=[a-zA-Z])", "\\1\0", text)
+    text = re.sub(r"(?<=\d) +(?=\d)", "\0", text)
     return text.replace(" ", "").replace("\0", " ")
 
 

@@ -1,9 +1,10 @@
 """Units of measurement in answers: taking them off a value, and comparing them."""
 
-import math
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+
+from .latex import exact_number
 
 # Name -> (dimension, size in the dimension's base unit). Plurals are handled by `_lookup`.
 _LENGTH = {"mm": "1/1000", "millimeter": "1/1000", "cm": "1/100", "centimeter": "1/100", "dm": "1/10", "m": "1",
@@ -25,8 +26,9 @@ DEGREE_NAMES = ("degree", "degrees", "deg")
 RADIAN_NAMES = ("radian", "radians", "rad", "rads")
 # Words after a number that change what is said: such a tail is no unit.
 NOT_UNITS = frozenset(
-    "or and not no nor than more less least most about approximately approx roughly around to from but except plus minus "
-    "times over mod modulo if when for where with all any none only such that is are true false choose else half".split()
+    "or and not no nor than more less least most about approximately approx roughly around to from but except plus "
+    "minus times over mod modulo if when for where with all any none only such that is are true false choose else "
+    "half".split()
 )
 
 
@@ -92,8 +94,11 @@ class Quantity:
 
 
 _TAIL = re.compile(r"(?P<value>.*?[\w}\])!])\s*(?P<unit>\\text ?\{[^{}]*[a-zA-Z][^{}]*\}.*)\Z", re.DOTALL)
-_WORDS = re.compile(r"(?P<value>.*?[\d}\])!])(?:\s+(?=[a-zA-Z])|(?=[a-zA-Z]{2,}(?:\s|\Z|\^|/)))(?P<unit>[a-zA-Z][a-zA-Z. ]*(?:\^ ?\{?\d\}?)?"
-                    r"(?:\s*/\s*[a-zA-Z]+(?:\^ ?\{?\d\}?)?)?)\Z", re.DOTALL)  # fmt: skip
+_WORDS = re.compile(
+    r"(?P<value>.*?[\d}\])!])(?:\s+(?=[a-zA-Z])|(?=[a-zA-Z]{2,}(?:\s|\Z|\^|/)))"
+    r"(?P<unit>[a-zA-Z][a-zA-Z. ]*(?:\^ ?\{?\d\}?)?(?:\s*/\s*[a-zA-Z]+(?:\^ ?\{?\d\}?)?)?)\Z",
+    re.DOTALL,
+)
 
 
 def split_quantity(text: str) -> Quantity | None:
@@ -142,7 +147,7 @@ def split_quantity(text: str) -> Quantity | None:
     # Without \text a single unknown letter is a variable, and so are two or three: only longer words are units.
     if "\\text" not in tail and unit.dimensions is None and not re.search(r"[a-z]{3}", plain):
         return None
-    if "\\text" not in tail and len(plain) == 1 and "/" not in plain:
+    if "\\text" not in tail and len(plain) == 1 and (unit.dimensions is None or exact_number(value) is None):
         return None
     return Quantity(value, "unit", unit, scale)
 
@@ -152,6 +157,3 @@ def same_unit(left: Unit, right: Unit) -> Fraction | None:
     if left.dimensions is not None and right.dimensions is not None:
         return left.size / right.size if left.dimensions == right.dimensions else None
     return Fraction(1) if left.name == right.name else None
-
-
-DEGREE = math.pi / 180

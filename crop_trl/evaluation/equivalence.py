@@ -1,0 +1,267 @@
+"""Whether a boxed answer says the same as the gold one: structure first, algebra for what is left.
+
+An answer has readings: `(-2,1)` is a point or an open interval, `1,234` a number or two. Two answers are the same when
+some reading of one equals some reading of the other. Values inside are compared by a `scalars` function, which the
+caller supplies: an exact one for numbers that never starts anything, or one with computer algebra behind it
+(`algebra.py`), which belongs in a process that can be killed.
+"""
+
+import re
+from collections.abc import Callable
+from fractions import Fraction
+
+from .latex import exact_number, normalize, squeeze, strip_group
+from .readings import (
+    LABEL,
+    RELATION,
+    SET_OPERATION,
+    Based,
+    Interval,
+    Matrix,
+    Ratio,
+    Scalar,
+    Sequence,
+    Text,
+    chain_of,
+    readings,
+    text_reading,
+)
+from .units import Quantity, same_unit, split_quantity
+
+Scalars = Callable[[str, str], bool]
+
+
+def same(gold: str, prediction: str, scalars: Scalars, depth: int = 0) -> bool:
+    """
+    Whether two normalised answers say the same.
+
+    Args:
+        gold (`str`): The right answer.
+        prediction (`str`): The answer to judge.
+        scalars (`Callable[[str, str], bool]`): Compares two expressions; may raise to say that it cannot.
+
+    Returns:
+        `bool`
+    """
+    gold, prediction = strip_group(gold), strip_group(prediction)
+    if not gold or not prediction or depth > 6:
+        return False
+    if squeeze(gold) == squeeze(prediction):
+        return True
+    gold_number, number = exact_number(gold), exact_number(prediction)
+    if gold_number is not None and gold_number == number:
+        return True
+    prediction = strip_approximation(prediction)
+    postponed: Exception | None = None
+    for check in (_same_quantity, _same_structure, _same_value):
+        try:
+            if check(gold, prediction, scalars, depth):
+                return True
+        except Undecided as undecided:
+            postponed = undecided
+    if postponed:
+        raise postponed
+    return False
+
+
+class Undecided(Exception):
+    """Raised by a `scalars` function that would need computer algebra."""
+
+
+LETTER = re.compile(r"[A-Za-df-hj-z]\Z")  # but e and i are numbers
+
+
+def exact_scalars(left: str, right: str) -> bool:
+    """Compare numbers exactly; raises [`Undecided`] for what is not a number on both sides."""
+    first, second = exact_number(left), exact_number(right)
+    if first is not None and second is not None:
+        return first == second
+    if re.fullmatch("[A-Za-z]", left) and re.fullmatch("[A-Za-z]", right):
+        return left == right
+    if any(number is not None and LETTER.match(text) for number, text in ((first, right), (second, left))):
+        return False
+    raise Undecided
+
+
+def strip_approximation(text: str) -> str:
+    """`\\sqrt{2} \\approx 1.41` says the square root; a decimal alone after the sign says nothing exact."""
+    head = re.split(r"\\approx(?![a-zA-Z])", text)[0].strip()
+    return head or text
+
+
+def _same_quantity(gold: str, prediction: str, scalars: Scalars, depth: int) -> bool:
+    """Values with units. A unit that only one side has is optional; two units must go together."""
+    left, right = split_quantity(gold), split_quantity(prediction)
+    if left is None and right is None:
+        return False
+    left, right = left or Quantity(gold, "none"), right or Quantity(prediction, "none")
+
+    def equal(first: str, second: str) -> bool:
+        a, b = exact_number(first), exact_number(second)
+        return a == b if a is not None and b is not None else same(first, second, scalars, depth + 1)
+
+    def scaled(text: str, factor: Fraction) -> str:
+        number = exact_number(text)
+        if number is not None:
+            number *= factor
+            return _spell(number)
+        if factor == 1:
+            return text
+        return f"{_parenthesised(text)} \\cdot {_spell(factor)}"
+
+    first, second = (scaled(q.value, Fraction(q.scale)) if q.scale != 1 else q.value for q in (left, right))
+    kinds = {left.kind, right.kind}
+    if left.kind == right.kind == "unit" and left.unit and right.unit:
+        factor = same_unit(left.unit, right.unit)
+        return factor is not None and equal(scaled(first, factor), second)
+    if left.kind == right.kind:
+        return equal(first, second)
+    if kinds == {"percent", "none"}:
+        percent, plain = (first, second) if left.kind == "percent" else (second, first)
+        return equal(percent, plain) or equal(scaled(percent, Fraction(1, 100)), plain)
+    if "degree" in kinds and kinds <= {"degree", "none", "radian"}:
+        degrees, other = (first, second) if left.kind == "degree" else (second, first)
+        radians = f"{_parenthesised(degrees)} \\cdot \\frac{{\\pi}}{{180}}"
+        if "none" in kinds and equal(degrees, other):
+            return True
+        return exact_number(other) in (None, 0) and equal(radians, other)
+    return "none" in kinds and equal(first, second)
+
+
+def _spell(number: Fraction) -> str:
+    return str(number) if number.denominator == 1 else f"\\frac{{{number.numerator}}}{{{number.denominator}}}"
+
+
+def _parenthesised(text: str) -> str:
+    return text if re.fullmatch(r"\d+", text) else f"({text})"
+
+
+def _same_structure(gold: str, prediction: str, scalars: Scalars, depth: int) -> bool:
+    postponed: Undecided | None = None
+    rights = readings(prediction)
+    for left in readings(gold):
+        for right in rights:
+            try:
+                if _same_reading(left, right, scalars, depth):
+                    return True
+            except Undecided as undecided:
+                postponed = undecided
+    if postponed:
+        raise postponed
+    return False
+
+
+def _same_reading(left: object, right: object, scalars: Scalars, depth: int) -> bool:
+    def equal(first: str, second: str) -> bool:
+        return same(first, second, scalars, depth + 1)
+
+    if isinstance(left, Text) and isinstance(right, Text):
+        first, second = (re.sub(r"[\s.,'\"]+", " ", words).strip() for words in (left.words, right.words))
+        if first == second:
+            return True
+        if not (left.marked or right.marked):
+            return False
+        if first.casefold() == second.casefold():
+            return True
+        # A choice named together with what it says: (C) ellipse.
+        return bool(re.fullmatch("[A-Ja-j]", first) and re.match(rf"\(?{first}(?:\)|[.:]) ?\S", second, re.I))
+    if isinstance(left, Sequence) and isinstance(right, Sequence):
+        return _same_sequence(left, right, equal)
+    if isinstance(left, Interval) and isinstance(right, Interval):
+        return (left.low_closed, left.high_closed) == (right.low_closed, right.high_closed) and all(
+            (a is None) == (b is None) and (a is None or equal(a, b))
+            for a, b in ((left.low, right.low), (left.high, right.high))
+        )
+    if isinstance(left, Matrix) and isinstance(right, Matrix):
+        shapes = [[len(row) for row in matrix.rows] for matrix in (left, right)]
+        return (
+            shapes[0] == shapes[1]
+            and left.determinant == right.determinant
+            and all(equal(a, b) for first, second in zip(left.rows, right.rows) for a, b in zip(first, second))
+        )
+    if isinstance(left, Based) or isinstance(right, Based):
+        if isinstance(left, Based) and isinstance(right, Based):
+            return left == right
+        based, other = (left, right) if isinstance(left, Based) else (right, left)
+        return isinstance(other, Scalar) and other.text.lstrip("0") == based.digits
+    if isinstance(left, Ratio) and isinstance(right, Ratio) and len(left.parts) == len(right.parts):
+        numbers = [[exact_number(part) for part in ratio.parts] for ratio in (left, right)]
+        if None in numbers[0] or None in numbers[1]:
+            return left.parts == right.parts
+        return all(a * numbers[1][0] == b * numbers[0][0] for a, b in zip(*numbers))
+    if isinstance(left, Ratio) and isinstance(right, Scalar) or isinstance(left, Scalar) and isinstance(right, Ratio):
+        ratio, other = (left, right) if isinstance(left, Ratio) else (right, left)
+        as_fraction = f"\\frac{{{ratio.parts[0]}}}{{{ratio.parts[1]}}}" if len(ratio.parts) == 2 else None
+        return bool(as_fraction and re.search(r"\\frac|/", other.text)) and equal(as_fraction, other.text)
+    return False
+
+
+def _same_sequence(left: Sequence, right: Sequence, equal: Scalars) -> bool:
+    """Lists and sets are compared without order, points and vectors with it."""
+    vectors = ("()", "<>", "column", "")
+    ordered = not (left.brackets in ("", "{}") and right.brackets in ("", "{}"))
+    if ordered:
+        if left.brackets != right.brackets and not (left.brackets in vectors and right.brackets in vectors):
+            return False
+        # A matrix is compared with a matrix as one: a row is no column.
+        if "column" in (left.brackets, right.brackets) and "" in (left.brackets, right.brackets):
+            return False
+        if len(left.items) == 1 and left.brackets == right.brackets == "()":
+            return False
+        return len(left.items) == len(right.items) and all(map(equal, left.items, right.items))
+    if "\\ldots" in left.items or "\\ldots" in right.items:
+        return len(left.items) == len(right.items) and all(
+            (a == b) if "\\ldots" in (a, b) else equal(a, b) for a, b in zip(left.items, right.items)
+        )
+    if len(left.items) != len(right.items):
+        return False
+    rest = list(right.items)
+    for item in left.items:
+        for index, candidate in enumerate(rest):
+            if equal(item, candidate):
+                del rest[index]
+                break
+        else:
+            return False
+    return True
+
+
+def _same_value(gold: str, prediction: str, scalars: Scalars, depth: int) -> bool:
+    """Single values: a name before the equals sign is optional, a chain of equations says its last member."""
+    left, right = chain_of(gold), chain_of(prediction)
+    if len(left) > 1 and LABEL.match(left[0]) and len(right) == 1:
+        return same(left[-1], prediction, scalars, depth + 1)
+    if len(left) == 1 and len(right) > 1 and all(right):
+        return _consistent(right, scalars) and same(gold, right[-1], scalars, depth + 1)
+    if len(left) > 1 and len(right) > 1:
+        if LABEL.match(left[0]) and squeeze(left[0]) == squeeze(right[0]):
+            return same(left[-1], right[-1], scalars, depth + 1)
+        return scalars(gold, prediction)
+    if any(sign in text for text in (gold, prediction) for sign in ("\\ldots", "\\pm", "\\mp", "\\approx")):
+        return False
+    if "\\text" in gold + prediction and text_reading(gold):
+        return False
+    both = (gold, prediction)
+    listed = [any(_is_list(reading) for reading in readings(text)) for text in both]
+    if all(listed) or any(listed) and not any(RELATION.search(text) or SET_OPERATION.search(text) for text in both):
+        return False  # structure has spoken
+    if re.search(r"\d\)? ?_", gold + prediction):
+        return False  # a number in some base was compared as such; to algebra its base would be nothing
+    return scalars(gold, prediction)
+
+
+def _is_list(reading: object) -> bool:
+    return isinstance(reading, Interval) or isinstance(reading, Sequence) and len(reading.items) > 1
+
+
+def _consistent(chain: list[str], scalars: Scalars) -> bool:
+    """No member of a chain is a number that differs from the last, and it is no multiple of an unknown (2x = 10)."""
+    if re.match(r"-?\d*[a-z]\Z", chain[0]) and not LABEL.match(chain[0]) and exact_number(chain[0]) is None:
+        return False
+    values = {number for part in chain if (number := exact_number(part)) is not None}
+    return len(values) <= 1
+
+
+def equivalent(gold: str, prediction: str, scalars: Scalars = exact_scalars) -> bool:
+    """[`same`] for answers as they were written. Raises [`Undecided`] when `scalars` does."""
+    return same(normalize(gold), normalize(prediction), scalars)

@@ -1,0 +1,259 @@
+"""The readings of a normalised answer: number, list, point, interval, matrix, words, ratio, equation."""
+
+import re
+from dataclasses import dataclass
+
+from .latex import exact_number, split_top_level, squeeze, strip_group
+
+MAX_ITEMS = 100
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """Several values. `brackets` is `""`, `"{}"`, `"()"`, `"[]"`, `"(]"`, `"[)"`, `"<>"` or `"column"`."""
+
+    brackets: str
+    items: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A stretch of the real line; `None` is an end at infinity."""
+
+    low: str | None
+    low_closed: bool
+    high: str | None
+    high_closed: bool
+
+
+@dataclass(frozen=True)
+class Matrix:
+    rows: tuple[tuple[str, ...], ...]
+    determinant: bool = False
+
+
+@dataclass(frozen=True)
+class Text:
+    words: str
+    marked: bool  # stood in \text{} or is plainly a word, so its case does not matter
+
+
+@dataclass(frozen=True)
+class Based:
+    digits: str
+    base: int
+
+
+@dataclass(frozen=True)
+class Ratio:
+    parts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Equation:
+    left: str
+    right: str
+
+
+@dataclass(frozen=True)
+class Scalar:
+    text: str
+
+
+NAME = r"(?:\\[a-zA-Z]+ ?)?[A-Za-z]?(?:_(?:\{[^{}]*\}|\w))?'*"
+# What may stand before "=" without being part of the answer: x, a_1, f(x), P(A), \angle ABC, AB, \text{Area}.
+LABEL = re.compile(
+    rf"(?:{NAME}|{NAME} ?\([^()=]*\)|\\(?:angle|triangle|overline|vec|mathbf|hat|bar|widehat) ?\{{?[A-Z]*[a-z]?\}}?"
+    r"|[A-Z]{2,4}|\|[A-Za-z]+\||\(?(?:[a-z], ?)+[a-z]\)?|(?:\\text ?\{[^{}]*\} ?)+|[A-Za-z][A-Za-z ]{2,})\Z"
+)
+COMMA = re.compile(r"[,;]")
+LIST = re.compile(r"[,;]|\\text ?\{\s*,?\s*(?:and|or|&)\s*\}|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])|\\\\")
+EQUALS = re.compile(r"(?<![<>!\\:])=(?!=)")
+RELATION = re.compile(r"\\(le|ge)(?![a-zA-Z])|<|>")
+BRACKETS = (
+    ("\\{", "\\}", "{}"),
+    ("\\langle", "\\rangle", "<>"),
+    ("(", ")", "()"),
+    ("[", "]", "[]"),
+    ("(", "]", "(]"),
+    ("[", ")", "[)"),
+)
+REALS = r"(?:\\mathbb\{R\}|\(-\\infty, ?\+?\\infty ?\))"
+SET_OPERATION = re.compile(r"\\(?:cup|cap|setminus|mid)(?![a-zA-Z])|\|")
+UNION = re.compile(r"\\cup(?![a-zA-Z])|\\text ?\{\s*or\s*\}|(?<![a-zA-Z\\])or(?![a-zA-Z])|,")
+MATRIX = re.compile(
+    r"\\begin ?\{([bpvBV]?)(?:small)?(?:matrix|array)\}(?:\{[lcr|]*\})?(.*)\\end ?\{\1(?:small)?(?:matrix|array)\}\Z",
+    re.DOTALL,
+)
+LEAD_IN = re.compile(r"(?:the |your |final |correct |so |therefore,? |thus,? |hence,? )*answer(?: is| =|:)?:? *", re.I)
+EVERYTHING = ("\\mathbb{R}", "(-\\infty,\\infty)", "(-\\infty,+\\infty)", "all real numbers", "all reals")
+NOTHING = ("\\emptyset", "\\{\\}", "no solution", "no solutions", "none", "no real solutions", "empty set")
+
+
+def text_reading(text: str) -> Text | None:
+    """The answer as words, when it is words."""
+    marked = "\\text" in text
+    words = re.sub(r"\\text ?\{([^{}]*)\}", r" \1 ", text)
+    words = re.sub(r"\s+", " ", words.replace("~", " ")).strip()
+    if re.search(r"[\\^_=<>+*/|]", words) or not re.search("[a-zA-Z]", words):
+        return None
+    words = LEAD_IN.sub("", words).strip(" .,:;\"'`")
+    if re.fullmatch(r"\( ?[A-Za-z]+ ?\)", words):
+        words = words[1:-1].strip()
+    # A bare word reads as text; one or two letters may as well be variables.
+    marked = marked or bool(re.fullmatch(r"[A-Za-z][a-z]{2,}(?:[ -][A-Za-z]+)*", words))
+    return Text(words, marked) if words else None
+
+
+def chain_of(text: str) -> list[str]:
+    return [part.strip() for part in split_top_level(text, EQUALS)]
+
+
+def _interval(text: str) -> Interval | None:
+    """An interval in brackets, or an inequality of one variable."""
+    text = _membership(text)
+    match = re.match(r"([(\[\]])(.*)([)\]\[])\Z", text, re.DOTALL)
+    if match:
+        items = [item.strip() for item in split_top_level(match.group(2), COMMA)]
+        if len(items) != 2 or not all(items):
+            return None
+        return Interval(*_end(items[0], match.group(1) == "["), *_end(items[1], match.group(3) == "]"))
+    relations = list(RELATION.finditer(text))
+    parts = [part.strip() for part in split_top_level(text, RELATION)]
+    if not 2 <= len(parts) <= 3 or len(relations) != len(parts) - 1 or not all(parts):
+        return None
+    closed = [relation.group(1) is not None for relation in relations]
+    down = [relation.group().startswith((">", "\\ge")) for relation in relations]
+    if len(parts) == 3:
+        if not LABEL.match(parts[1]) or down[0] != down[1]:
+            return None
+        low, high = (2, 0) if down[0] else (0, 2)
+        low_closed, high_closed = (closed[1], closed[0]) if down[0] else closed
+        return Interval(*_end(parts[low], low_closed), *_end(parts[high], high_closed))
+    if LABEL.match(parts[0]):
+        bound, above = parts[1], down[0]
+    elif LABEL.match(parts[1]):
+        bound, above = parts[0], not down[0]
+    else:
+        return None
+    return Interval(*_end(bound, closed[0]), None, False) if above else Interval(None, False, *_end(bound, closed[0]))
+
+
+def _end(text: str, closed: bool) -> tuple[str | None, bool]:
+    infinite = squeeze(text).lstrip("+-") in ("\\infty", "oo", "inf")
+    return (None, False) if infinite else (text, closed)
+
+
+def _membership(text: str) -> str:
+    """`x \\in A` says A."""
+    match = re.match(rf"{NAME} ?\\in(?![a-zA-Z]) ?(.*)\Z", text, re.DOTALL)
+    return match.group(1).strip() if match else text
+
+
+def _plus_minus(item: str) -> list[str]:
+    if "\\pm" not in item and "\\mp" not in item:
+        return [item]
+    swap = {"\\pm": ("+", "-"), "\\mp": ("-", "+")}
+    both = [re.sub(r"\\(?:pm|mp) ?", lambda m, side=side: swap[m.group().strip()][side], item) for side in (0, 1)]
+    return [re.sub(r"^(name=)?\+", r"\1", text.strip()) for text in both]
+
+
+def _items(text: str, separator: re.Pattern) -> tuple[str, ...] | None:
+    """The members of a list, written-out signs included; a name before the first is taken off all."""
+    parts = [part.strip() for part in split_top_level(text, separator)]
+    parts = [strip_group(part) for part in parts if part]
+    if not parts or len(parts) > MAX_ITEMS:
+        return None
+    head = chain_of(parts[0])
+    if len(parts) > 1 and len(head) == 2 and LABEL.match(head[0]) and not any("=" in part for part in parts[1:]):
+        parts[0] = head[1]
+    return tuple(expanded for part in parts for expanded in _plus_minus(part))
+
+
+def _sequences(text: str) -> list[Sequence]:
+    found = []
+    inner, brackets = text, ""
+    for opening, closing, kind in BRACKETS:
+        if text.startswith(opening) and text.endswith(closing) and len(text) > len(opening) + len(closing):
+            body = text[len(opening) : -len(closing)]
+            if len(split_top_level(text, COMMA)) == 1 and _balanced(body):
+                inner, brackets = body.strip(), kind
+                break
+    items = _items(inner, LIST)
+    if items and (len(items) > 1 or brackets):
+        found.append(Sequence(brackets, items))
+    return found
+
+
+def _balanced(text: str) -> bool:
+    depth = 0
+    for char in re.sub(r"\\[{}]", "", text):
+        depth += (char in "([") - (char in ")]")
+        if depth < 0:
+            return False
+    return depth == 0
+
+
+def _punctured_line(text: str) -> tuple[str, ...] | None:
+    """Everything but some points, as the intervals between them (given in ascending order when there are several)."""
+    match = re.match(rf"{REALS} ?(?:\\setminus|-) ?\\\{{(.*)\\\}}\Z", _membership(text))
+    match = match or re.match(rf"{NAME} ?\\ne ?(.*)\Z", text)
+    points = _items(match.group(1), COMMA) if match else None
+    if not points:
+        return None
+    numbers = [exact_number(point) for point in points]
+    if len(points) > 1:
+        if None in numbers:
+            return None
+        points = tuple(point for _, point in sorted(zip(numbers, points)))
+    ends = ["-\\infty", *points, "\\infty"]
+    return tuple(f"({low},{high})" for low, high in zip(ends, ends[1:]))
+
+
+def readings(text: str) -> list[object]:
+    """Every way to read a normalised answer."""
+    text = strip_group(text)
+    if not text:
+        return []
+    found: list[object] = []
+    if squeeze(text) in map(squeeze, EVERYTHING) or squeeze(_membership(text)) in map(squeeze, EVERYTHING[:3]):
+        found.append(Interval(None, False, None, False))
+    words = text_reading(text)
+    if words:
+        found.append(Text("empty set", True) if words.words.lower() in NOTHING else words)
+    if squeeze(text) in NOTHING[:2]:
+        found.append(Text("empty set", True))
+    text = LEAD_IN.sub("", text).strip() if text[:1].isalpha() else text
+    based = re.match(r"\(?([0-9A-F]+)\)? ?_ ?(?:\{ ?(?:\\text\{)? ?(\w+) ?\}?\}|(\d))\Z", text)
+    if based:
+        base = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
+                "sixteen": 16}.get(based.group(2) or "") or based.group(2) or based.group(3)  # fmt: skip
+        if str(base).isdigit():
+            found.append(Based(based.group(1).lstrip("0") or "0", int(base)))
+    if exact_number(text) is not None:
+        found.append(Scalar(text))
+        if not re.search("[,]", text):
+            return found
+    matrix = MATRIX.match(text)
+    if matrix:
+        rows = [row.strip() for row in split_top_level(matrix.group(2), re.compile(r"\\\\(?:\[[^\]]*\])?"))]
+        cells = tuple(tuple(cell.strip() for cell in row.split("&")) for row in rows if row)
+        found.append(Matrix(cells, matrix.group(1) in ("v", "V") and bool(matrix.group(1))))
+        if all(len(row) == 1 for row in cells) and len(cells) > 1:
+            found.append(Sequence("column", tuple(row[0] for row in cells)))
+    if interval := _interval(text):
+        found.append(interval)
+    if points := _punctured_line(text):
+        found.append(Sequence("", points))
+    union = [part.strip() for part in split_top_level(_membership(text), UNION)]
+    if len(union) > 1 and all(_interval(part) for part in union):
+        found.append(Sequence("", tuple(union)))
+    found += _sequences(_membership(text))
+    ratio = [part.strip() for part in split_top_level(text, re.compile(":|\\\\text ?\\{ ?to ?\\}"))]
+    if len(ratio) > 1 and all(exact_number(part) is not None or re.fullmatch(r"[\w\\{}]+", part) for part in ratio):
+        found.append(Ratio(tuple(ratio)))
+    chain = chain_of(text)
+    if len(chain) == 2 and all(chain):
+        found.append(Equation(*chain))
+    found.append(Scalar(text))
+    return found

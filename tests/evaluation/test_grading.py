@@ -1,0 +1,175 @@
+"""The grader: what counts as the answer, what equals the gold, and that nothing can hang it."""
+
+import json
+import logging
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from crop_trl.evaluation import grading
+from crop_trl.evaluation.grading import accuracy_reward, extract_boxed, grade, grade_many
+from crop_trl.evaluation.grading_pool import GradingPool
+
+
+def boxed(answer: str) -> str:
+    return f"Therefore we find $\\boxed{{{answer}}}$."
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"So \boxed{12}.", "12"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{\{1,2\}}", r"\{1,2\}"),
+        (r"\boxed{\left\{ x \right.}", r"\left\{ x \right."),
+        (r"\boxed{3} no, \boxed{4}", "4"),
+        (r"\boxed{\boxed{7}}", "7"),
+        (r"<think>\boxed{3}</think> The answer: \boxed{5}", "5"),
+        (r"\boxed{3}</think> The answer: \boxed{5}", "5"),
+        (r"<think>a</think><think>b</think>\boxed{5}", "5"),
+        (r"<think>so \boxed{3}", None),
+        (r"<think>so \boxed{3}</think> done", None),
+        (r"<think>a</think>\boxed{5}<think>", None),
+        (r"\boxed{3} or rather \boxed{4", None),
+        (r"\boxed{3} \boxed{\frac{1}{2}", None),
+        (r"\boxed{}", None),
+        (r"\boxed{  }", None),
+        (r"\boxed 5", None),
+        (r"\boxed {5}", None),
+        (r"\fbox{5}", None),
+        ("boxed{5}", None),
+        ("5", None),
+        ("", None),
+        (None, None),
+        (5, None),
+    ],
+)
+def test_extract_boxed(text, answer):
+    assert extract_boxed(text) == answer
+
+
+FILE = Path(__file__).parents[1] / "data" / "grader_answers.jsonl"
+CASES = [json.loads(line) for line in FILE.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['answer']} ~ {case['gold']}")
+def test_answers(case):
+    assert grade(boxed(case["answer"]), case["gold"]) is case["right"]
+
+
+@pytest.mark.parametrize(
+    ("text", "gold", "verdict"),
+    [
+        (r"First \boxed{3}. Checking again gives \boxed{4}.", "4", True),
+        (r"\boxed{4}" + "\n\n" + r"\boxed{4}", "4", True),
+        (r"It is \boxed{3} or \boxed{4}", "4", False),
+        (r"$\boxed{3}$, $\boxed{4}$", "4", False),
+        (r"$x=\boxed{3}$ and $y=\boxed{4}$", "3, 4", True),
+        (r"$x=\boxed{3}$ and $y=\boxed{4}$", "4", False),
+        (r"<think>\boxed{4}</think> It is \boxed{3}.", "4", False),
+        ("4", "4", False),
+    ],
+)
+def test_which_box_counts(text, gold, verdict):
+    assert grade(text, gold) is verdict
+
+
+HOSTILE = [
+    r"9^{9^{9^{9}}}",
+    r"(10^{8})!",
+    r"2^{2^{2^{2^{2^{2^{2}}}}}} - 1",
+    r"\log_3(\log_2 2^{2^{2^{2^{2^2}}}})",
+    r"\sum_{k=1}^{10^{12}} \frac{1}{k^k}",
+    "{" * 900 + "}" * 900,
+    r"\frac{" * 300,
+    r"\sqrt" * 400,
+    "(" * 2000,
+    "x" * 100_000,
+    "\x0c\x00",
+]
+
+
+def test_hostile_answers_in_a_worker_thread():
+    """Signals do not reach threads, and big-integer powers do not answer to signals: only killing ends them."""
+    verdicts, started = [], time.monotonic()
+    thread = threading.Thread(
+        target=lambda: verdicts.extend(grade_many([boxed(answer) for answer in HOSTILE], [r"\sqrt{7}"] * len(HOSTILE)))
+    )
+    thread.start()
+    ticks = 0
+    while thread.is_alive() and time.monotonic() - started < 60:
+        time.sleep(0.05)
+        ticks += 1
+    assert verdicts == [False] * len(HOSTILE)
+    # The interpreter stayed responsive: this thread kept its turn.
+    assert ticks > 0.5 * (time.monotonic() - started) / 0.05
+
+
+def test_worker_stuck_beyond_signals_is_killed_and_replaced():
+    pool = GradingPool(size=1, cpu_seconds=60.0, wall_seconds=4.0)
+    try:
+        assert pool.same("x+1", "1+x")
+        first = next(iter(pool.everyone)).process
+        started = time.monotonic()
+        assert not pool.same(r"\sqrt{7}", r"\sum_{k=1}^{10^{12}} \sin(k^k)")
+        assert time.monotonic() - started < 10
+        assert first.poll() is not None
+        assert pool.same("x+2", "2+x")
+    finally:
+        pool.close()
+    assert not pool.everyone
+
+
+def test_worker_killed_from_outside_costs_no_verdict():
+    pool = GradingPool(size=1)
+    try:
+        assert pool.same("x+1", "1+x")
+        next(iter(pool.everyone)).process.kill()
+        assert pool.same("x+2", "2+x")
+    finally:
+        pool.close()
+
+
+ISOLATED = """
+import sys
+from crop_trl.evaluation import grading, grading_pool
+grading_pool.Worker = None  # starting one would fail
+assert grading.grade("\\\\boxed{12}", "12") and not grading.grade("\\\\boxed{13}", 12)
+assert grading.accuracy_reward(["p"], ["\\\\boxed{1,234}"], ["1234"]) == [1.0]
+print(sorted({"math_verify", "sympy", "torch"} & set(sys.modules)))
+"""
+
+
+def test_integers_need_neither_math_verify_nor_a_process():
+    done = subprocess.run([sys.executable, "-c", ISOLATED], capture_output=True, text=True, check=True)
+    assert "math_verify" not in done.stdout and "sympy" not in done.stdout
+
+
+def test_without_math_verify_algebra_counts_as_wrong_and_says_so(monkeypatch, caplog):
+    class Missing:
+        size = 1
+
+        def same(self, gold, prediction):
+            raise ImportError("No module named 'math_verify'")
+
+    monkeypatch.setattr(grading, "shared_pool", Missing)
+    monkeypatch.setattr(grading, "_warned_without_algebra", False)
+    with caplog.at_level(logging.WARNING):
+        assert not grade(boxed("a+b+c+d"), "d+c+b+a")
+    assert "crop-trl[eval]" in caplog.text
+    with pytest.raises(ImportError, match=r"crop-trl\[eval\]"):
+        grading.require_algebra()
+
+
+def test_accuracy_reward_takes_both_kinds_of_completions():
+    completions = [r"\boxed{4}", [{"role": "assistant", "content": r"\boxed{5}"}], r"\boxed{4}", []]
+    assert accuracy_reward(["p"] * 4, completions, ["4", "4", None, "4"], id=["a"] * 4) == [1.0, 0.0, None, 0.0]
+
+
+def test_grade_many_keeps_the_order():
+    golds = [str(number) for number in range(200)]
+    assert grade_many([boxed(str(number - number % 2)) for number in range(200)], golds) == [True, False] * 100
