@@ -1,0 +1,113 @@
+"""A page to draw on with matplotlib: inches from the top left corner, measured text, fonts that never warn."""
+
+DPI = 200
+# Inches.
+WIDTH, EDGE = 11.0, 0.35
+INK, QUIET = "#1a1a1a", "#5c5c5c"
+
+# Fonts that hold what DejaVu Sans lacks, where one is installed.
+FALLBACK_FONTS = (
+    "Noto Sans CJK SC",
+    "Noto Sans CJK JP",
+    "Noto Sans SC",
+    "Source Han Sans SC",
+    "WenQuanYi Micro Hei",
+    "PingFang SC",
+    "Hiragino Sans",
+    "Arial Unicode MS",
+    "Microsoft YaHei",
+    "SimHei",
+    "Malgun Gothic",
+    "Droid Sans Fallback",
+    "Noto Sans Symbols2",
+    "Noto Sans Symbols 2",
+)
+NO_GLYPH = "□"
+
+
+class Page:
+    """One axes over the whole figure, in inches with y downwards; the height is what was used of it."""
+
+    def __init__(self, figure, renderer):
+        from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
+
+        self.figure, self.renderer = figure, renderer
+        self.axes = figure.add_axes([0, 0, 1, 1])
+        self.axes.set_axis_off()
+        installed = {entry.name for entry in fontManager.ttflist}
+        families = ["DejaVu Sans", *(name for name in FALLBACK_FONTS if name in installed)]
+        self.fonts, self._faces = {}, {}
+        for bold in (False, True):
+            weight = "bold" if bold else "normal"
+            self.fonts[bold] = FontProperties(family=families, weight=weight)
+            # The bold face of a family holds fewer characters than the regular one.
+            self._faces[bold] = [get_font(findfont(FontProperties(family=[f], weight=weight))) for f in families]
+        self._known: dict[str, bool] = {}
+        self._widths: dict[tuple, float] = {}
+        self.lost_glyphs = False
+        self.y = EDGE
+
+    def clean(self, text: str) -> str:
+        """`text` with a box for each character that no font holds; matplotlib would warn for each of them."""
+        for char in set(text) - self._known.keys():
+            self._known[char] = char == "\n" or all(
+                any(face.get_char_index(ord(char)) for face in faces) for faces in self._faces.values()
+            )
+        if all(self._known[char] for char in text):
+            return text
+        self.lost_glyphs = True
+        return "".join(char if self._known[char] else NO_GLYPH for char in text)
+
+    def width(self, text: str, size: float, bold: bool = False) -> float:
+        key = (text, size, bold)
+        if key not in self._widths:
+            if text.isspace() or not text:
+                # The renderer measures ink, and a space has none.
+                self._widths[key] = self.width(f"x{text}x", size, bold) - self.width("xx", size, bold) if text else 0.0
+            else:
+                font = self.fonts[bold].copy()
+                font.set_size(size)
+                self._widths[key] = self.renderer.get_text_width_height_descent(text, font, False)[0] / DPI
+        return self._widths[key]
+
+    def text(self, x, y, text, size, bold=False, colour=INK, ha="left", va="center"):
+        # parse_math off: a response is full of dollar signs.
+        if not text:
+            return
+        self.axes.text(
+            x, y, text, fontproperties=self.fonts[bold], fontsize=size, color=colour, ha=ha, va=va, parse_math=False
+        )
+
+    def box(self, x, y, width, height, face="none", edge="none", line=0.0, order=1.0):
+        from matplotlib.patches import Rectangle
+
+        self.axes.add_patch(
+            Rectangle((x, y), width, height, facecolor=face, edgecolor=edge, linewidth=line, zorder=order)
+        )
+
+    def image(self, x, y, width, height, rgba):
+        self.axes.imshow(
+            rgba, extent=(x, x + width, y + height, y), aspect="auto", interpolation="nearest", origin="upper"
+        )
+
+    def wrap(self, text: str, size: float, width: float, bold: bool = False) -> list[str]:
+        lines = [""]
+        for word in text.split():
+            candidate = f"{lines[-1]} {word}".strip()
+            if lines[-1] and self.width(candidate, size, bold) > width:
+                lines.append(word)
+            else:
+                lines[-1] = candidate
+        return lines
+
+    def paragraph(self, text: str, size: float, bold=False, colour=INK, x=EDGE, width=None):
+        """Write wrapped text at the current height and move below it."""
+        step = size * 1.45 / 72
+        for line in self.wrap(self.clean(text), size, width or WIDTH - EDGE - x, bold):
+            self.text(x, self.y + step / 2, line, size, bold, colour)
+            self.y += step
+
+    def finish(self):
+        height = self.y + EDGE * 0.7
+        self.figure.set_size_inches(WIDTH, height)
+        self.axes.set(xlim=(0, WIDTH), ylim=(height, 0))

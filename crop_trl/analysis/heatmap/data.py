@@ -1,0 +1,291 @@
+"""What a heat map shows: decoded tokens, rows of values, the kept mask and the three prompts. No drawing here."""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...divergence import topk_jsd
+from .text import token_pieces, word_changes
+
+SEMANTIC = "Semantic: moves when a condition changes"
+SURFACE = "Surface: moves when only the wording changes"
+MARGIN = "CROP margin"
+
+DEFAULT_TITLE = "Which tokens of the answer depend on the problem, and which ones training uses"
+
+# A longer response is shown as a window of WINDOW positions round its peak, above an overview of the whole.
+LEGIBLE_TOKENS = 120
+WINDOW = 64
+
+
+@dataclass(frozen=True)
+class RowStyle:
+    """
+    How the values of a row become colours.
+
+    Args:
+        colour (`str`): `"blue"` or `"orange"` from 0 upwards, or `"signed"`: orange below 0, blue above.
+        group (`str`): Rows of one group share their colour scale, so that equal colours mean equal numbers.
+        unit (`str`): Unit of the values.
+        floor (`float`): The colour scale reaches at least this far: numerical noise must not fill it.
+        low (`str`), high (`str`): What the two ends of the scale mean, in plain words.
+    """
+
+    colour: str = "blue"
+    group: str = ""
+    unit: str = ""
+    floor: float = 0.0
+    low: str = ""
+    high: str = ""
+
+
+CROP_STYLES = {
+    SEMANTIC: RowStyle("blue", "divergence", "nats", 0.01, "prediction unchanged", "moves most"),
+    SURFACE: RowStyle("orange", "divergence", "nats", 0.01, "prediction unchanged", "moves most"),
+    MARGIN: RowStyle("signed", "divergence", "nats", 0.01, "wording moves it more", "condition does"),
+}
+
+
+@dataclass
+class ResponseHeatmap:
+    """
+    One response, ready to be drawn.
+
+    Args:
+        tokens (`list[str]`):
+            Decoded pieces, one per response token; joined they are the response. A piece is empty where the token only
+            continues a character that an earlier token began.
+        rows (`dict[str, Sequence[float]]`):
+            Label -> one value per token. What stands before a colon in a label is its short name. Values that are not
+            finite are drawn as missing. The last row is the one whose peak a long response is centred on.
+        kept (`Sequence[bool]`):
+            Tokens that are trained.
+        prompt (`str`, *optional*), paraphrase (`str`, *optional*), counterfactual (`str`, *optional*):
+            The three texts under which the response was scored.
+        title (`str`, *optional*):
+            One plain sentence above the picture.
+        note (`str`, *optional*):
+            A line below it: model, data, step.
+        scorer (`str`, *optional*, defaults to `"teacher"`):
+            Whose predictions the rows compare, as the explanation calls it.
+        styles (`dict[str, RowStyle]`, *optional*):
+            Label -> style; by default that of the CROP rows, and for other rows what their values suggest.
+
+    Raises:
+        `ValueError`: no token, no row, or a row or the mask is not as long as the response.
+    """
+
+    tokens: list[str]
+    rows: dict[str, Sequence[float]]
+    kept: Sequence[bool]
+    prompt: str | None = None
+    paraphrase: str | None = None
+    counterfactual: str | None = None
+    title: str = DEFAULT_TITLE
+    note: str = ""
+    scorer: str = "teacher"
+    styles: dict[str, RowStyle] = field(default_factory=dict)
+
+    def __post_init__(self):
+        self.tokens = [str(token) for token in self.tokens]
+        self.rows = {str(label): [float(v) for v in values] for label, values in self.rows.items()}
+        self.kept = [bool(k) for k in self.kept]
+        if not self.tokens or not self.rows:
+            raise ValueError("A heat map needs at least one token and one row of values.")
+        for label, values in {**self.rows, "kept": self.kept}.items():
+            if len(values) != len(self.tokens):
+                raise ValueError(f"Row {label!r} has {len(values)} values for {len(self.tokens)} tokens.")
+        self.title = self.title or DEFAULT_TITLE
+        guessed = {
+            label: RowStyle("signed" if any(v < 0 for v in values) else "blue", group=label)
+            for label, values in self.rows.items()
+        }
+        self.styles = {**guessed, **{k: s for k, s in CROP_STYLES.items() if k in guessed}, **self.styles}
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the response is shown as a window above an overview."""
+        return len(self) > LEGIBLE_TOKENS
+
+    def limit(self, label: str) -> float:
+        """The value of the strongest colour of a row: the largest magnitude in its group of rows."""
+        group = [k for k in self.rows if k == label or self.styles[k].group == self.styles[label].group]
+        largest = max((abs(v) for k in group for v in self.rows[k] if math.isfinite(v)), default=0.0)
+        return max(largest, self.styles[label].floor) or 1.0
+
+    def peak(self) -> int:
+        """Position of the largest finite value of the last row; 0 when it has none."""
+        values = list(self.rows.values())[-1]
+        return max(range(len(values)), key=lambda i: values[i] if math.isfinite(values[i]) else -math.inf)
+
+    def window(self) -> tuple[int, int]:
+        """Positions that are shown with their tokens: all of a short response, else 64 round the peak."""
+        if not self.is_long:
+            return 0, len(self)
+        start = min(max(self.peak() - WINDOW // 2, 0), len(self) - WINDOW)
+        return start, start + WINDOW
+
+    def summary(self) -> str:
+        """How many tokens are kept and how strong they are, in one sentence."""
+        n_kept, n = sum(self.kept), len(self)
+        text = f"{n_kept:,} of {n:,} tokens ({100 * n_kept / n:.0f} %) are kept for training"
+        label, values = list(self.rows.items())[-1]
+        strong = 0.05 * self.limit(label)
+        weak = sum(1 for v, k in zip(values, self.kept, strict=True) if k and not v > strong)
+        if self.styles[label].colour == "signed" and weak:
+            text += (
+                f"; {weak:,} of them are close to white or orange in the row “{short_name(label)}”: the number of kept "
+                "tokens is fixed, so it is filled up with the next best"
+            )
+        return text + "."
+
+    def prompts(self) -> list[tuple[str, list[tuple[str, bool]]]]:
+        """The prompts that are known, each as a heading and its text in pieces `(text, changed)`."""
+        blocks = []
+        if self.prompt is not None:
+            # In the original, the words that the counterfactual replaces: they are the condition.
+            against = self.prompt if self.counterfactual is None else self.counterfactual
+            blocks.append(("Original problem", word_changes(against, self.prompt)))
+        for heading, text in (
+            ("Paraphrase: same problem, other words", self.paraphrase),
+            ("Counterfactual: one condition changed", self.counterfactual),
+        ):
+            if text is not None:
+                blocks.append((heading, word_changes(text if self.prompt is None else self.prompt, text)))
+        return blocks
+
+
+def short_name(label: str) -> str:
+    """What stands before the colon of a row's label."""
+    return label.split(":", 1)[0].strip()
+
+
+def meaning_of(heatmap: ResponseHeatmap, label: str) -> str:
+    """What stands after the colon of a row's label, or what the CROP margin is made of."""
+    if label == MARGIN and SEMANTIC in heatmap.rows and SURFACE in heatmap.rows:
+        return "Semantic minus Surface"
+    return label.split(":", 1)[1].strip() if ":" in label else ""
+
+
+def explanation(heatmap: ResponseHeatmap) -> str:
+    """How to read the picture, for a person who has never seen one."""
+    text = (
+        "The model's answer stands below, cut into tokens (words or pieces of words); read it from left to right, line "
+        "by line. "
+    )
+    if SEMANTIC not in heatmap.rows or SURFACE not in heatmap.rows:
+        return text + "The coloured bars under each token show its values."
+    return text + (
+        "The coloured bars under each token show how far the "
+        f"{heatmap.scorer}'s prediction of it moves when the same answer is read under the counterfactual or under the "
+        "paraphrase instead of the original problem: 0 (white) is no change, 0.69 nats (ln 2) the most there can be."
+    )
+
+
+def number(value: float) -> str:
+    """A value as the legends write it: two digits, a true minus sign."""
+    return "0" if value == 0 else f"{value:.2g}".replace("-", "\u2212")
+
+
+def _prompt_text(prompt) -> str | None:
+    if prompt is None or isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, Mapping):
+        prompt = [prompt]
+    return "\n".join(str(message["content"]) for message in prompt)
+
+
+def response_heatmap(
+    tokenizer,
+    completion_ids: Sequence[int],
+    original,
+    paraphrase,
+    counterfactual,
+    kept: Sequence[bool],
+    *,
+    row: int = 0,
+    prompt=None,
+    paraphrase_prompt=None,
+    counterfactual_prompt=None,
+    title: str = DEFAULT_TITLE,
+    note: str = "",
+    scorer: str = "teacher",
+) -> ResponseHeatmap:
+    """
+    The CROP heat map of one response.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`):
+            Decodes the response.
+        completion_ids (`Sequence[int]`):
+            Token ids of the response, without padding.
+        original (`TopKLogprobs`), paraphrase (`TopKLogprobs`), counterfactual (`TopKLogprobs`):
+            The response scored under the three prompts. Positions after the response are ignored.
+        kept (`Sequence[bool]` or tensor of shape `[T]` or `[B, T]`):
+            Tokens that are trained.
+        row (`int`, *optional*, defaults to `0`):
+            Which response of the signals (and of a two-dimensional `kept`) to take.
+        prompt, paraphrase_prompt, counterfactual_prompt (`str` or `list[dict]`, *optional*):
+            The three prompts as text or as messages.
+        title (`str`, *optional*), note (`str`, *optional*), scorer (`str`, *optional*):
+            See [`ResponseHeatmap`].
+
+    Returns:
+        [`ResponseHeatmap`] with the rows [`SEMANTIC`], [`SURFACE`] and [`MARGIN`].
+
+    Raises:
+        `ValueError`: the response is empty, or longer than the signals or the mask.
+
+    Example:
+
+    ```python
+    heatmap = response_heatmap(tokenizer, ids, *(scored.rows([i]) for i in range(3)), kept=selection.mask[0])
+    save_png(heatmap, "heatmap.png")
+    ```
+    """
+    ids = completion_ids.tolist() if hasattr(completion_ids, "tolist") else list(completion_ids)
+    n = len(ids)
+    if n == 0:
+        raise ValueError("The response is empty: there is nothing to draw.")
+    signals = [signal.rows(slice(row, row + 1)) for signal in (original, paraphrase, counterfactual)]
+    length = min(signal.token_ids.size(1) for signal in signals)
+    kept = kept.tolist() if hasattr(kept, "tolist") else list(kept)
+    kept = kept[row] if kept and isinstance(kept[0], list) else kept
+    if length < n or len(kept) < n:
+        raise ValueError(
+            f"The response has {n} tokens, but the signals cover {length} positions and the kept mask {len(kept)}."
+        )
+    first, second, third = signals
+    semantic, surface = topk_jsd(first, third)[0, :n].double(), topk_jsd(first, second)[0, :n].double()
+    for signal in signals:
+        if signal.mask is not None:
+            outside = ~signal.mask[0, :n].bool()
+            semantic, surface = semantic.masked_fill(outside, math.nan), surface.masked_fill(outside, math.nan)
+    return ResponseHeatmap(
+        tokens=token_pieces(tokenizer, ids),
+        rows={SEMANTIC: semantic.tolist(), SURFACE: surface.tolist(), MARGIN: (semantic - surface).tolist()},
+        kept=kept[:n],
+        prompt=_prompt_text(prompt),
+        paraphrase=_prompt_text(paraphrase_prompt),
+        counterfactual=_prompt_text(counterfactual_prompt),
+        title=title,
+        note=note,
+        scorer=scorer,
+    )
+
+
+def write_atomically(path: str | os.PathLike, content: bytes) -> None:
+    """Write a file so that a reader sees the old one or the whole new one; missing folders are made."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

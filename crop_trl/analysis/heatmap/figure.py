@@ -1,0 +1,313 @@
+"""A heat map as a picture for print: prompts, legend, then the response in lines of tokens above rows of colour."""
+
+import io
+import math
+
+from .canvas import DPI, EDGE, NO_GLYPH, QUIET, WIDTH, Page
+from .data import (
+    ResponseHeatmap,
+    RowStyle,
+    explanation,
+    meaning_of,
+    number,
+    short_name,
+    write_atomically,
+)
+from .text import CONTINUED, visible_text, visible_token
+
+# Inches, except for font sizes, which are points.
+LABELS = 1.2
+TOKEN_SIZE, TOKEN_HEIGHT, CELL_HEIGHT, LINE_GAP = 10.0, 0.27, 0.17, 0.2
+MIN_CELL, MAX_CELL, CELL_MARGIN = 0.28, 1.7, 0.12
+MAX_LINE_TOKENS = 20
+PROMPT_SIZE, PROMPT_LINE, PROMPT_MAX_LINES = 9.5, 0.2, 7
+
+FRAME, MISSING = "#000000", "#d9d9d9"
+# Blue and orange keep apart for every common kind of colour blindness, and both darken in a grey print.
+BLUE = ("#ffffff", "#c6dbef", "#6baed6", "#2171b5", "#08306b")
+ORANGE = ("#ffffff", "#fdd9b5", "#fdae6b", "#d9600a", "#7f2704")
+CHANGED = {"Paraphrase": "#fdd9b5", "Counterfactual": "#b9d5ee", "Original": "#b9d5ee"}
+
+
+def save_png(heatmap: ResponseHeatmap, path) -> None:
+    """
+    Draw a heat map for print, 200 dots an inch.
+
+    A response of up to 120 tokens is written out in lines; of a longer one, 64 positions round the peak of its last
+    row, with an overview of the whole response below.
+
+    Args:
+        heatmap ([`ResponseHeatmap`]): What to draw.
+        path (`str` or `os.PathLike`): File to write, whole or not at all.
+
+    Raises:
+        `ImportError`: matplotlib is not installed.
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise ImportError("Drawing a heat map needs matplotlib: `pip install crop-trl[viz]`.") from error
+    # The canvas is used directly: pyplot would keep the figure alive and choose a backend for the whole process.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, 1.0), dpi=DPI, facecolor="white")
+    page = Page(figure, FigureCanvasAgg(figure).get_renderer())
+    _draw(page, heatmap)
+    page.finish()
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=DPI, facecolor="white")
+    write_atomically(path, buffer.getvalue())
+
+
+def _colour_map(style: RowStyle):
+    from matplotlib.colors import LinearSegmentedColormap
+
+    colours = {"blue": BLUE, "orange": ORANGE, "signed": ORANGE[:0:-1] + BLUE}[style.colour]
+    return LinearSegmentedColormap.from_list(style.colour, colours, N=511)
+
+
+def _rgba(heatmap: ResponseHeatmap, label: str, values):
+    """Colours of a row's values, `[n, 4]`; grey where there is none."""
+    import numpy as np
+    from matplotlib.colors import to_rgba
+
+    values, limit, style = np.asarray(values, dtype=float), heatmap.limit(label), heatmap.styles[label]
+    missing = ~np.isfinite(values)
+    scaled = np.where(missing, 0.0, values) / limit
+    colours = _colour_map(style)((scaled + 1) / 2 if style.colour == "signed" else scaled)
+    colours[missing] = to_rgba(MISSING)
+    return colours
+
+
+def _draw(page: Page, heatmap: ResponseHeatmap) -> None:
+    page.paragraph(visible_text(heatmap.title), 14, bold=True)
+    page.y += 0.05
+    page.paragraph(explanation(heatmap), 9.5, colour=QUIET)
+    page.y += 0.12
+    _draw_prompts(page, heatmap)
+    _draw_legend(page, heatmap)
+    start, end = heatmap.window()
+    if heatmap.is_long:
+        page.paragraph(
+            f"Close-up: tokens {start + 1:,} to {end:,} of {len(heatmap):,}, round the highest "
+            f"{short_name(list(heatmap.rows)[-1])}",
+            10.5,
+            bold=True,
+        )
+        page.y += 0.08
+    _draw_lines(page, heatmap, start, end)
+    if heatmap.is_long:
+        _draw_overview(page, heatmap)
+    page.y += 0.05
+    footer = [heatmap.summary()]
+    if heatmap.note:
+        footer.append(visible_text(heatmap.note))
+    shown = "".join(visible_token(token) for token in heatmap.tokens[start:end])
+    marks = {
+        "␣": "a space",
+        "⏎": "a line break",
+        "⇥": "a tab",
+        CONTINUED: "the rest of a character that takes several tokens",
+    }
+    used = [f"{mark} {meaning}" for mark, meaning in marks.items() if mark in shown]
+    if page.lost_glyphs:
+        used.append(f"{NO_GLYPH} a character that the fonts on this machine lack (the HTML version shows it)")
+    if used:
+        footer.append("Marks: " + ", ".join(used) + ".")
+    for text in footer:
+        page.paragraph(text, 9, colour=QUIET)
+
+
+def _draw_prompts(page: Page, heatmap: ResponseHeatmap) -> None:
+    indent = EDGE + 0.15
+    for heading, pieces in heatmap.prompts():
+        page.paragraph(heading, 9.5, bold=True)
+        tint = CHANGED[heading.split()[0].rstrip(":")]
+        lines = _wrap_pieces(page, _shorten(pieces), WIDTH - EDGE - indent)
+        if len(lines) > PROMPT_MAX_LINES:
+            lines = [*lines[: PROMPT_MAX_LINES - 1], [("[…]", False)]]
+        for line in lines:
+            x = indent
+            for text, changed in line:
+                width = page.width(text, PROMPT_SIZE)
+                if changed:
+                    page.box(x - 0.02, page.y + 0.015, width + 0.04, PROMPT_LINE - 0.03, face=tint)
+                page.text(x, page.y + PROMPT_LINE / 2, text, PROMPT_SIZE)
+                x += width
+            page.y += PROMPT_LINE
+        page.y += 0.07
+    page.y += 0.06
+
+
+def _shorten(pieces, around: int = 30, limit: int = 240):
+    """Leave out what is far from any change in a prompt of more than `limit` pieces, so that the changes are seen."""
+    if len(pieces) <= limit:
+        return pieces
+    changes = [i for i, (_, changed) in enumerate(pieces) if changed]
+    if len(changes) > limit:
+        return pieces
+    near = set(range(around)).union(*(range(i - around, i + around + 1) for i in changes))
+    shortened, skipped = [], False
+    for i, piece in enumerate(pieces):
+        if i in near:
+            shortened.append(piece)
+        elif not skipped:
+            shortened.append((" […] ", False))
+        skipped = i not in near
+    return shortened
+
+
+def _wrap_pieces(page: Page, pieces, width: float):
+    """Lines of `(text, changed)`, neighbours of one kind joined; a line break in the text breaks the line."""
+    # Punctuation sticks to its word, whether or not one of the two is a change.
+    units = []
+    for text, changed in pieces:
+        piece = (page.clean(visible_text(text)), changed)
+        if units and not text.isspace() and not units[-1][-1][0].isspace():
+            units[-1].append(piece)
+        else:
+            units.append([piece])
+    lines, x = [[]], 0.0
+    for unit in units:
+        if "\n" in unit[0][0]:
+            lines, x = [*lines, []], 0.0
+            continue
+        unit_width = sum(page.width(text, PROMPT_SIZE) for text, _ in unit)
+        # Text without spaces, Chinese for one, may break at any character.
+        parts = [unit] if unit_width <= width else [[(char, changed)] for text, changed in unit for char in text]
+        for part in parts:
+            part_width = sum(page.width(text, PROMPT_SIZE) for text, _ in part)
+            if x + part_width > width:
+                lines, x = [*lines, []], 0.0
+            if not lines[-1] and part[0][0].isspace():
+                continue
+            for text, changed in part:
+                if lines[-1] and lines[-1][-1][1] == changed:
+                    lines[-1][-1] = (lines[-1][-1][0] + text, changed)
+                else:
+                    lines[-1].append((text, changed))
+            x += part_width
+    return [line for line in lines if line]
+
+
+def _draw_legend(page: Page, heatmap: ResponseHeatmap) -> None:
+    """One colour bar per row, and what a frame means."""
+    page.box(EDGE, page.y, WIDTH - 2 * EDGE, 0.012, face="#bbbbbb")
+    page.y += 0.12
+    frame_width, gap = 2.0, 0.35
+    labels = list(heatmap.rows)
+    slot = (WIDTH - 2 * EDGE - frame_width) / len(labels)
+    top, bottom = page.y, page.y
+    for index, label in enumerate(labels):
+        style, limit = heatmap.styles[label], heatmap.limit(label)
+        x, width = EDGE + index * slot, slot - gap
+        page.y = top
+        page.paragraph(short_name(label), 9.5, bold=True, x=x, width=width)
+        page.paragraph(meaning_of(heatmap, label) or " ", 8.5, colour=QUIET, x=x, width=width)
+        page.y += 0.03
+        low = -limit if style.colour == "signed" else 0.0
+        ramp = [low + (limit - low) * i / 255 for i in range(256)]
+        page.image(x, page.y, width, 0.14, _rgba(heatmap, label, ramp)[None])
+        page.box(x, page.y, width, 0.14, edge="#888888", line=0.6, order=2)
+        y = page.y + 0.23
+        if low:
+            page.text(x + width / 2, y, "0", 8, ha="center")
+        page.text(x, y, number(low), 8)
+        page.text(x + width, y, f"{number(limit)} {style.unit}".strip(), 8, ha="right")
+        page.text(x, y + 0.14, style.low, 8, colour=QUIET)
+        page.text(x + width, y + 0.14, style.high, 8, colour=QUIET, ha="right")
+        bottom = max(bottom, y + 0.22)
+    x = WIDTH - EDGE - frame_width + 0.1
+    page.box(x, top + 0.04, 0.3, 0.62, edge=FRAME, line=2.2, order=3)
+    for k, text in enumerate(("Framed, in bold:", "kept for training.", "All other tokens", "are not trained.")):
+        page.text(x + 0.42, top + 0.1 + 0.165 * k, text, 9, bold=k < 2)
+    page.y = bottom
+    page.box(EDGE, page.y, WIDTH - 2 * EDGE, 0.012, face="#bbbbbb")
+    page.y += 0.16
+
+
+def _lines(page: Page, heatmap: ResponseHeatmap, start: int, end: int):
+    """Lines of `(position, text, size, width)`; cells are as wide as their text, within limits."""
+    lines, x = [[]], 0.0
+    for position in range(start, end):
+        text, size, bold = page.clean(visible_token(heatmap.tokens[position])), TOKEN_SIZE, heatmap.kept[position]
+        width = page.width(text, size, bold)
+        if width > MAX_CELL - CELL_MARGIN:
+            size *= max(0.65, (MAX_CELL - CELL_MARGIN) / width)
+            while len(text) > 1 and (width := page.width(text, size, bold)) > MAX_CELL - CELL_MARGIN:
+                text = text[: min(len(text) - 2, int(len(text) * MAX_CELL / width))] + "…"
+        width = max(MIN_CELL, width + CELL_MARGIN)
+        if x + width > WIDTH - 2 * EDGE - LABELS or len(lines[-1]) == MAX_LINE_TOKENS:
+            lines, x = [*lines, []], 0.0
+        lines[-1].append((position, text, size, width))
+        x += width
+    return lines
+
+
+def _draw_lines(page: Page, heatmap: ResponseHeatmap, start: int, end: int) -> None:
+    height = TOKEN_HEIGHT + CELL_HEIGHT * len(heatmap.rows)
+    colours = {label: _rgba(heatmap, label, values[start:end]) for label, values in heatmap.rows.items()}
+    for line in _lines(page, heatmap, start, end):
+        first, last = line[0][0] + 1, line[-1][0] + 1
+        span = f"token {first:,}" if first == last else f"tokens {first:,}–{last:,}"
+        page.text(EDGE, page.y + TOKEN_HEIGHT / 2, span, 8, colour=QUIET)
+        for r, label in enumerate(heatmap.rows):
+            y = page.y + TOKEN_HEIGHT + (r + 0.5) * CELL_HEIGHT
+            page.text(EDGE + LABELS - 0.1, y, page.clean(short_name(label)), 8.5, ha="right")
+        x = EDGE + LABELS
+        for position, text, size, width in line:
+            kept = heatmap.kept[position]
+            y = page.y + TOKEN_HEIGHT / 2
+            mark = "␣" if text.startswith("␣") and len(text) > 1 else ""
+            at = x + (width - page.width(text, size, kept)) / 2
+            # Most tokens begin with a space: its mark is there for those who look for it and quiet for all others.
+            page.text(at, y, mark, size, colour="#a8a8a8")
+            page.text(at + page.width(mark, size), y, text[len(mark) :], size, bold=kept)
+            for r, label in enumerate(heatmap.rows):
+                y = page.y + TOKEN_HEIGHT + r * CELL_HEIGHT
+                page.box(x, y, width, CELL_HEIGHT, colours[label][position - start], "#c8c8c8", 0.5)
+            if kept:
+                page.box(x + 0.012, page.y, width - 0.024, height + 0.015, edge=FRAME, line=2.0, order=3)
+            x += width
+        page.y += height + LINE_GAP
+
+
+def _draw_overview(page: Page, heatmap: ResponseHeatmap, columns: int = 800) -> None:
+    """The whole response, several positions a column, with the close-up marked."""
+    n, x, width = len(heatmap), EDGE + LABELS, WIDTH - 2 * EDGE - LABELS
+    per_column = math.ceil(n / columns)
+    bins = [range(i, min(i + per_column, n)) for i in range(0, n, per_column)]
+    # The last column may stand for fewer positions; the strip is drawn to the scale of whole columns.
+    width *= n / (len(bins) * per_column)
+    page.paragraph(f"Overview: the whole answer, tokens 1 to {n:,}", 10.5, bold=True)
+    if per_column > 1:
+        page.paragraph(
+            f"Each thin column stands for {per_column} tokens and shows the value furthest from zero among them; the "
+            "bottom row shows the share of them that is kept (black: all, white: none).",
+            9,
+            colour=QUIET,
+        )
+    page.y += 0.22
+    top, scale = page.y, width / n
+    for label, values in heatmap.rows.items():
+        strongest = [max((values[i] for i in b), key=lambda v: abs(v) if math.isfinite(v) else -1.0) for b in bins]
+        page.image(x, page.y, len(bins) * per_column * scale, 0.24, _rgba(heatmap, label, strongest)[None])
+        page.text(x - 0.1, page.y + 0.12, page.clean(short_name(label)), 8.5, ha="right")
+        page.y += 0.27
+    share = [[1 - sum(heatmap.kept[i] for i in b) / len(b)] * 3 for b in bins]
+    page.image(x, page.y, len(bins) * per_column * scale, 0.16, [share])
+    page.text(x - 0.1, page.y + 0.08, "kept", 8.5, ha="right")
+    page.box(x, page.y, width, 0.16, edge="#888888", line=0.5, order=2)
+    page.y += 0.16
+    start, end = heatmap.window()
+    left, right = x + start * scale, x + end * scale
+    page.box(left, top - 0.05, max(right - left, 0.04), page.y - top + 0.1, edge=FRAME, line=1.6, order=4)
+    page.text(min(max((left + right) / 2, x + 0.4), WIDTH - EDGE - 0.4), top - 0.13, "close-up", 8.5, ha="center")
+    step = 10 ** math.floor(math.log10(n))
+    step = step if n / step >= 4 else step // 4 if n / step < 2 else step // 2
+    for tick in [1, *range(step, n + 1, step)]:
+        at = x + (tick - 0.5) * scale
+        page.box(at, page.y + 0.03, 0.008, 0.05, face=QUIET)
+        page.text(at, page.y + 0.16, f"{tick:,}", 8, colour=QUIET, ha="center")
+    page.y += 0.32

@@ -1,0 +1,111 @@
+"""From token ids to text that can be shown: decoded pieces, visible marks, differences between prompts."""
+
+import difflib
+import re
+import unicodedata
+from collections.abc import Sequence
+
+# One CJK character is one word here: a whole sentence has no space in it.
+_CJK = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
+_WORD = re.compile(rf"\s+|[{_CJK}]|(?:(?![{_CJK}])\w)+|[^\w\s]")
+
+
+def word_changes(original: str, other: str) -> list[tuple[str, bool]]:
+    """
+    Compare two texts word by word.
+
+    Args:
+        original (`str`): What it is compared with.
+        other (`str`): The text that is returned in pieces.
+
+    Returns:
+        `list[tuple[str, bool]]`: pieces of `other`, which joined are `other`, and whether each differs from `original`.
+        White space is never a change of its own.
+    """
+    pieces = _WORD.findall(other)
+    words = [(i, w) for i, w in enumerate(pieces) if not w.isspace()]
+    # Very long prompts would make the quadratic comparison the slowest part of a training step that logs a heat map.
+    matcher = difflib.SequenceMatcher(
+        None, [w for w in _WORD.findall(original) if not w.isspace()], [w for _, w in words], autojunk=len(words) > 4000
+    )
+    changed = [not w.isspace() for w in pieces]
+    for _, start, length in matcher.get_matching_blocks():
+        for index, _ in words[start : start + length]:
+            changed[index] = False
+    # A space between two changed words belongs to the change, so that a changed phrase is one mark and not many.
+    for i in range(1, len(pieces) - 1):
+        if pieces[i].isspace() and "\n" not in pieces[i] and changed[i - 1] and changed[i + 1]:
+            changed[i] = True
+    return list(zip(pieces, changed, strict=True))
+
+
+def token_pieces(tokenizer, token_ids: Sequence[int]) -> list[str]:
+    """
+    Decode a response token by token, so that the pieces joined are the response.
+
+    Tokens are decoded with those before them: byte-level tokenizers may spread one character over several tokens,
+    others put a space between tokens only while joining them. A character spread over tokens goes to the token that
+    began it, and the piece of a token that adds nothing of its own is empty.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`): Any tokenizer with `decode`.
+        token_ids (`Sequence[int]`): One response.
+
+    Returns:
+        `list[str]`, as long as `token_ids`. Special tokens are kept as text.
+    """
+
+    def decode(ids):
+        return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    ids = [int(i) for i in token_ids]
+    pieces = [""] * len(ids)
+    # ids[context:] is decoded, of which the first `done` characters are given out already. `begun` is the token that
+    # began a character which is not complete yet.
+    context, boundary, done, begun = 0, 0, 0, None
+    for i in range(len(ids)):
+        text = decode(ids[context : i + 1])
+        # A replacement character at the very end may be half a character; UTF-8 has at most four bytes.
+        waiting = text.endswith("\ufffd") and i + 1 < len(ids) and (begun is None or i - begun < 3)
+        stable = text.rstrip("\ufffd") if waiting else text
+        new = stable[done:]
+        if begun is not None and new and begun != i:
+            pieces[begun] += new[0]
+            new = new[1:]
+            begun = None
+        pieces[i] += new
+        done = max(done, len(stable))
+        if waiting:
+            begun = i if begun is None else begun
+            continue
+        begun = None
+        # Start the next window one group earlier, at a character boundary: a first token may lose its leading space.
+        context, boundary = boundary, i + 1
+        done = len(decode(ids[context:boundary]))
+    return pieces
+
+
+_VISIBLE = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
+CONTINUED = "⋯"
+
+
+def visible_token(piece: str) -> str:
+    """A token's text with marks in place of what cannot be seen: ␣ ⏎ ⇥, ⋯ for the rest of a character, ‹200B› ."""
+    if not piece:
+        return CONTINUED
+    text = "".join(_VISIBLE.get(c) or _printable(c) for c in piece)
+    return "◌" + text if unicodedata.combining(text[0]) else text
+
+
+def visible_text(text: str) -> str:
+    """A prompt's text with unprintable characters replaced; spaces and line breaks stay."""
+    return "".join(c if c in " \n" else " " if c in "\t\r" else _printable(c) for c in text)
+
+
+def _printable(char: str) -> str:
+    # Control characters would act on a terminal, direction marks would turn the line round, and half a surrogate cannot
+    # be written to a file.
+    category = unicodedata.category(char)
+    if category[0] == "C" or category in ("Zl", "Zp"):
+        return f"‹{ord(char):02X}›"
+    return "␣" if category == "Zs" else char
