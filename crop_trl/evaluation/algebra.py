@@ -53,6 +53,8 @@ def _decimal(match: re.Match) -> str:
 def to_sympy(text: str):
     """Parse an expression; raises what the parser raises."""
     expression = latex2sympy(prepare(text), is_real=False, convert_degrees=False, normalization_config=None)
+    if isinstance(expression, sympy.MatrixExpr):
+        expression = expression.doit().as_explicit()
     if isinstance(expression, sympy.Basic):
         imaginary = [symbol for symbol in expression.free_symbols if symbol.name == "i"]
         expression = expression.subs({symbol: sympy.I for symbol in imaginary}) if imaginary else expression

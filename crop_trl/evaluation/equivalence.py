@@ -51,7 +51,14 @@ def same(gold: str, prediction: str, scalars: Scalars, depth: int = 0) -> bool:
     gold_number, number = exact_number(gold), exact_number(prediction)
     if gold_number is not None and gold_number == number:
         return True
-    prediction = strip_approximation(prediction)
+    if "\\approx" in prediction:
+        *exact_part, rounded = re.split(r"\\approx(?![a-zA-Z])", prediction)
+        if gold_number is not None and exact_number(rounded) == gold_number:
+            return True
+        # "\\sqrt{2} \\approx 1.41" says the square root; a rounded value alone says nothing exact.
+        prediction = exact_part[0].strip()
+        if not prediction:
+            return False
     postponed: Exception | None = None
     for check in (_same_quantity, _same_structure, _same_value):
         try:
@@ -81,12 +88,6 @@ def exact_scalars(left: str, right: str) -> bool:
     if any(number is not None and LETTER.match(text) for number, text in ((first, right), (second, left))):
         return False
     raise Undecided
-
-
-def strip_approximation(text: str) -> str:
-    """`\\sqrt{2} \\approx 1.41` says the square root; a decimal alone after the sign says nothing exact."""
-    head = re.split(r"\\approx(?![a-zA-Z])", text)[0].strip()
-    return head or text
 
 
 def _same_quantity(gold: str, prediction: str, scalars: Scalars, depth: int) -> bool:
@@ -155,6 +156,9 @@ def _same_reading(left: object, right: object, scalars: Scalars, depth: int) -> 
     def equal(first: str, second: str) -> bool:
         return same(first, second, scalars, depth + 1)
 
+    if isinstance(left, Scalar) and isinstance(right, Scalar):  # those that need algebra come later
+        first, second = exact_number(left.text), exact_number(right.text)
+        return squeeze(left.text) == squeeze(right.text) if None in (first, second) else first == second
     if isinstance(left, Text) and isinstance(right, Text):
         first, second = (re.sub(r"[\s.,'\"]+", " ", words).strip() for words in (left.words, right.words))
         if first == second:
@@ -167,6 +171,14 @@ def _same_reading(left: object, right: object, scalars: Scalars, depth: int) -> 
         return bool(re.fullmatch("[A-Ja-j]", first) and re.match(rf"\(?{first}(?:\)|[.:]) ?\S", second, re.I))
     if isinstance(left, Sequence) and isinstance(right, Sequence):
         return _same_sequence(left, right, equal)
+    if (
+        isinstance(left, Sequence)
+        and isinstance(right, Scalar)
+        or isinstance(left, Scalar)
+        and isinstance(right, Sequence)
+    ):
+        several, one = (left, right) if isinstance(left, Sequence) else (right, left)
+        return several.brackets == "{}" and len(several.items) == 1 and equal(several.items[0], one.text)
     if isinstance(left, Interval) and isinstance(right, Interval):
         return (left.low_closed, left.high_closed) == (right.low_closed, right.high_closed) and all(
             (a is None) == (b is None) and (a is None or equal(a, b))
@@ -234,7 +246,9 @@ def _same_value(gold: str, prediction: str, scalars: Scalars, depth: int) -> boo
     if len(left) == 1 and len(right) > 1 and all(right):
         return _consistent(right, scalars) and same(gold, right[-1], scalars, depth + 1)
     if len(left) > 1 and len(right) > 1:
-        if LABEL.match(left[0]) and squeeze(left[0]) == squeeze(right[0]):
+        names = [squeeze(chain[0]) for chain in (left, right)]
+        as_function = "y" in names and any(re.fullmatch(r"[a-z]\(x\)", name) for name in names)
+        if LABEL.match(left[0]) and (names[0] == names[1] or as_function):
             return same(left[-1], right[-1], scalars, depth + 1)
         return scalars(gold, prediction)
     if any(sign in text for text in (gold, prediction) for sign in ("\\ldots", "\\pm", "\\mp", "\\approx")):
@@ -251,7 +265,12 @@ def _same_value(gold: str, prediction: str, scalars: Scalars, depth: int) -> boo
 
 
 def _is_list(reading: object) -> bool:
-    return isinstance(reading, Interval) or isinstance(reading, Sequence) and len(reading.items) > 1
+    return (
+        isinstance(reading, Interval)
+        or isinstance(reading, Sequence)
+        and len(reading.items) > 1
+        and reading.brackets != "column"
+    )
 
 
 def _consistent(chain: list[str], scalars: Scalars) -> bool:

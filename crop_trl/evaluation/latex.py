@@ -10,7 +10,7 @@ UNICODE = {
     "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ",
     "±": r"\pm ", "∓": r"\mp ", "≈": r"\approx ", "°": r"\degree ", "º": r"\degree ", "…": r"\ldots ", "⋯": r"\ldots ",
     "ℝ": r"\mathbb{R}", "∖": r"\setminus ", "⟨": r"\langle ", "⟩": r"\rangle ", "′": "'", "’": "'",
-    "\u00a0": " ", "\u202f": " ", "\u2009": " ", "\u200b": "", "\ufeff": "", "∠": r"\angle ",
+    "\u00a0": " ", "\u202f": " ", "\u2009": " ", "\u200b": "", "\ufeff": "", "∠": r"\angle ", "¢": r"\text{ cents}",
 }  # fmt: skip
 SUPERSCRIPTS = {"⁰": "0", "¹": "1", "²": "2", "³": "3", "⁴": "4", "⁵": "5", "⁶": "6", "⁷": "7", "⁸": "8", "⁹": "9",
                 "⁻": "-", "⁺": "+", "ⁿ": "n"}  # fmt: skip
@@ -28,7 +28,7 @@ SAME_COMMAND = {
     "iff": r"\Leftrightarrow", "quad": " ", "qquad": " ", "enspace": " ", "thinspace": " ", "displaystyle": " ",
     "textstyle": " ", "limits": "", "left": "", "right": "",
     "bigl": "", "bigr": "", "Bigl": "", "Bigr": "", "biggl": "", "biggr": "", "Biggl": "", "Biggr": "", "big": "",
-    "Big": "", "bigg": "", "Bigg": "", "middle": "", "mathstrut": "",
+    "Big": "", "bigg": "", "Bigg": "", "middle": "", "mathstrut": "", "lg": r"\log_{10}",
 }  # fmt: skip
 FUNCTION_WORDS = ("arcsin", "arccos", "arctan", "sin", "cos", "tan", "cot", "sec", "csc", "ln", "log", "sqrt", "pi")
 
@@ -104,6 +104,7 @@ def strip_group(text: str) -> str:
         text = text.strip().rstrip(".,;:").rstrip() if not text.endswith("\\ldots") else text.strip()
         if text.startswith("{") and braced(text, 0) == len(text) - 1:
             text = text[1:-1]
+        text = text.removesuffix("\\\\").removeprefix("\\#").lstrip("#")
         if text == before:
             return text
 
@@ -132,10 +133,18 @@ def normalize(text: str) -> str:
     text = re.sub(r"\\(left|right)\s*\.", "", text)
     text = re.sub(r"\\([a-zA-Z]+)", _same_command, text)
     text = re.sub(rf"\\({TEXT_COMMANDS})\*?\s*(?={{)", r"\\text", text)
-    text = re.sub(r"\\boxed\s*(?={)", "", text)
+    text = re.sub(r"\\(?:boxed|underline|ensuremath)\s*(?={)", "", text)
+    text = re.sub(
+        r"\\(?:textcolor|color)\s*\{[^{}]*\}|\\(?:bf|rm|it|sf|tiny|small|large|Large|LARGE|huge|Huge)(?![a-zA-Z])",
+        "",
+        text,
+    )
+    text = re.sub(r"\{([^{}]*)\\choose(?![a-zA-Z])([^{}]*)\}", r"\\binom{\1}{\2}", text)
+    text = re.sub(r"\\text\{\s*([+-]?\d[\d,.]*)\s*", r"\1 \\text{ ", text)  # words around a number, not a word
+    text = re.sub(r"(?<=\d)\s*\^?\s*\{?\s*\\text\{\s*(?:st|nd|rd|th)\s*\}\}?", "", text)
     text = re.sub(r"\\text\{\s*(sin|cos|tan|ln|log)\s*\}", r"\\\1 ", text)
     text = re.sub(r"\\text\{[\s.,;:]*\}", " ", text)
-    text = re.sub(r"\^\s*(\{\s*(\\circ|\\degree|o)\s*\}|\\(circ|degree)(?![a-z]))", r"\\degree ", text)
+    text = re.sub(r"\^\s*(\{\s*(\\circ|\\degree|o|\\text\{o\})\s*\}|\\(circ|degree)(?![a-z]))", r"\\degree ", text)
     text = re.sub(r"\{\}\s*(?=\\degree)", "", text)
     text = text.replace("{,}", ",").replace(r"\%", "%").replace(r"\text{%}", "%").replace(r"\text{\$}", r"\$")
     text = re.sub(r"\.{3,}", r"\\ldots ", text)

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 from .latex import exact_number, split_top_level, squeeze, strip_group
+from .units import NOT_UNITS
 
 MAX_ITEMS = 100
 
@@ -98,6 +99,7 @@ def text_reading(text: str) -> Text | None:
     if re.search(r"[\\^_=<>+*/|]", words) or not re.search("[a-zA-Z]", words):
         return None
     words = LEAD_IN.sub("", words).strip(" .,:;\"'`")
+    words = re.sub(r"(?:an?|the) (?=[a-z]{3})", "", words) if re.match(r"(?:an?|the) [a-z]{3,}\Z", words) else words
     if re.fullmatch(r"\( ?[A-Za-z]+ ?\)", words):
         words = words[1:-1].strip()
     # A bare word reads as text; one or two letters may as well be variables.
@@ -142,6 +144,21 @@ def _interval(text: str) -> Interval | None:
 def _end(text: str, closed: bool) -> tuple[str | None, bool]:
     infinite = squeeze(text).lstrip("+-") in ("\\infty", "oo", "inf")
     return (None, False) if infinite else (text, closed)
+
+
+SET_BUILDER = re.compile(r"\\\{ ?[a-zA-Z](?: ?\\in ?\\mathbb ?\{R\})? ?(?::|\||\\mid(?![a-z])) ?(.*)\\\}\Z")
+BOTH = re.compile(r"\\text ?\{\s*and\s*\}|(?<![a-zA-Z\\])and(?![a-zA-Z])|\\(?:land|wedge)(?![a-zA-Z])")
+
+
+def _both(text: str) -> Interval | None:
+    """`x > 3 and x \\le 4` as one interval."""
+    sides = [_interval(part.strip()) for part in split_top_level(text, BOTH)]
+    if len(sides) != 2 or None in sides:
+        return None
+    for above, below in (sides, sides[::-1]):
+        if above.high is None and below.low is None and above.low is not None and below.high is not None:
+            return Interval(above.low, above.low_closed, below.high, below.high_closed)
+    return None
 
 
 def _membership(text: str) -> str:
@@ -224,6 +241,9 @@ def readings(text: str) -> list[object]:
     if squeeze(text) in NOTHING[:2]:
         found.append(Text("empty set", True))
     text = LEAD_IN.sub("", text).strip() if text[:1].isalpha() else text
+    if lead := re.match(r"\\text ?\{([^{}]*)\}(?=.*\d)", text):
+        if not NOT_UNITS.intersection(re.findall("[a-z]+", lead.group(1).lower())) - {"is", "are", "such", "that"}:
+            found += readings(text[lead.end() :].lstrip(" =:"))
     based = re.match(r"\(?([0-9A-F]+)\)? ?_ ?(?:\{ ?(?:\\text\{)? ?(\w+) ?\}?\}|(\d))\Z", text)
     if based:
         base = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
@@ -234,14 +254,16 @@ def readings(text: str) -> list[object]:
         found.append(Scalar(text))
         if not re.search("[,]", text):
             return found
-    matrix = MATRIX.match(text)
+    matrix = MATRIX.match(text[1:-1].strip() if text[0] in "[(" and text[1:].lstrip().startswith("\\begin") else text)
     if matrix:
         rows = [row.strip() for row in split_top_level(matrix.group(2), re.compile(r"\\\\(?:\[[^\]]*\])?"))]
         cells = tuple(tuple(cell.strip() for cell in row.split("&")) for row in rows if row)
         found.append(Matrix(cells, matrix.group(1) in ("v", "V") and bool(matrix.group(1))))
         if all(len(row) == 1 for row in cells) and len(cells) > 1:
             found.append(Sequence("column", tuple(row[0] for row in cells)))
-    if interval := _interval(text):
+    if built := SET_BUILDER.match(text):
+        return found + readings(built.group(1))
+    if interval := _interval(text) or _both(text):
         found.append(interval)
     if points := _punctured_line(text):
         found.append(Sequence("", points))

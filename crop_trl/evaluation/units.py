@@ -28,7 +28,7 @@ RADIAN_NAMES = ("radian", "radians", "rad", "rads")
 NOT_UNITS = frozenset(
     "or and not no nor than more less least most about approximately approx roughly around to from but except plus "
     "minus times over mod modulo if when for where with all any none only such that is are true false choose else "
-    "half".split()
+    "half at under below above between wrong incorrect".split()
 )
 
 
@@ -55,7 +55,8 @@ def parse_unit(text: str) -> Unit | None:
     Returns:
         [`Unit`] or `None`: `None` for words that are no unit ("or more", "approximately").
     """
-    text = re.sub(r"\\text ?\{([^{}]*)\}", r" \1 ", text).lower().replace("\\$", "$").replace("{", "").replace("}", "")
+    text = re.sub(r"\\text ?\{([^{}]*)\}", r" \1 ", text).lower().replace("\\$", "$")
+    text = re.sub(r"[{}()]", "", text)
     text = re.sub(r"\b(square|sq\.?)\s+([a-z]+)", r"\2^2", text)
     text = re.sub(r"\b(cubic|cu\.?)\s+([a-z]+)", r"\2^3", text)
     text = re.sub(r"([a-z]+)\s+squared", r"\1^2", text)
@@ -95,7 +96,7 @@ class Quantity:
 
 _TAIL = re.compile(r"(?P<value>.*?[\w}\])!])\s*(?P<unit>\\text ?\{[^{}]*[a-zA-Z][^{}]*\}.*)\Z", re.DOTALL)
 _WORDS = re.compile(
-    r"(?P<value>.*?[\d}\])!])(?:\s+(?=[a-zA-Z])|(?=[a-zA-Z]{2,}(?:\s|\Z|\^|/)))"
+    r"(?P<value>.*?(?:[\d}\])!]|\\pi))(?:\s+(?=[a-zA-Z])|(?=[a-zA-Z]{2,}(?:\s|\Z|\^|/)))"
     r"(?P<unit>[a-zA-Z][a-zA-Z. ]*(?:\^ ?\{?\d\}?)?(?:\s*/\s*[a-zA-Z]+(?:\^ ?\{?\d\}?)?)?)\Z",
     re.DOTALL,
 )
@@ -108,7 +109,7 @@ def split_quantity(text: str) -> Quantity | None:
     Returns:
         [`Quantity`] or `None`: `None` when the text carries no unit.
     """
-    match = re.match(r"(?P<sign>[+-]? ?)(?:\\\$|\\text ?\{ ?(?:USD|\\\$) ?\}) ?(?P<value>.+)\Z", text, re.DOTALL)
+    match = re.match(r"(?P<sign>[+-]? ?)(?:\\\$|USD|\\text ?\{ ?(?:USD|\\\$) ?\}) ?(?P<value>.+)\Z", text, re.DOTALL)
     if match:
         rest = match.group("sign").strip() + match.group("value")
         inner = split_quantity(rest)
@@ -119,7 +120,7 @@ def split_quantity(text: str) -> Quantity | None:
         return Quantity(match.group(1), "unit", parse_unit("$"))
     if match := re.match(r"(.+?)\s*(?:%|\\text ?\{\s*%?\s*(?:percent|per cent|pct)?\s*\})\Z", text, re.DOTALL | re.I):
         return Quantity(match.group(1), "percent")
-    if match := re.match(r"(.+?)\s*\\degree\Z", text, re.DOTALL):
+    if match := re.match(r"(.+?)\s*\\degree(?: ?(?:\\text ?\{ ?)?[CF](?: ?\})?)?\Z", text, re.DOTALL):
         return Quantity(match.group(1), "degree")
     match = _TAIL.match(text) or _WORDS.match(text)
     if not match:
