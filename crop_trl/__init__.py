@@ -21,10 +21,15 @@ def _check_trl() -> None:
 
 
 if TYPE_CHECKING:
-    from .config import CROPConfig
-    from .methods import METHODS, Method, SelectionSettings, register_method, select
-    from .scoring import Scorer, TopKLogprobs
-    from .trainer import CROPTrainer
+    from .config import CROPConfig as CROPConfig
+    from .methods import METHODS as METHODS
+    from .methods import Method as Method
+    from .methods import SelectionSettings as SelectionSettings
+    from .methods import register_method as register_method
+    from .methods import select as select
+    from .scoring import Scorer as Scorer
+    from .scoring import TopKLogprobs as TopKLogprobs
+    from .trainer import CROPTrainer as CROPTrainer
 
 # Loaded at first use: `import crop_trl.triplets` should not wait for torch and TRL.
 _EXPORTS = {

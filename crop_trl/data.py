@@ -1,12 +1,11 @@
 """Checks on datasets and tokenizers that belong before anything expensive starts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import datasets
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from trl.data_utils import is_conversational
-
-Tokenize = Callable[[list], list[list[int]]]
+from trl.trainer.utils import get_config_model_id
 
 
 def check_columns(dataset, columns: Sequence[str], method: str) -> None:
@@ -30,6 +29,24 @@ def check_columns(dataset, columns: Sequence[str], method: str) -> None:
         )
 
 
+def render_prompts(
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence,
+    chat_template_kwargs: dict | None = None,
+    add_generation_prompt: bool = True,
+) -> list[list[int]]:
+    """Token ids of prompts, chat messages or plain text, as the trainer will sample from them."""
+    if not is_conversational({"prompt": prompts[0]}):
+        return tokenizer(text=list(prompts))["input_ids"]
+    return tokenizer.apply_chat_template(
+        conversation=list(prompts),
+        add_generation_prompt=add_generation_prompt,
+        tokenize=True,
+        return_dict=True,
+        **(chat_template_kwargs or {}),
+    )["input_ids"]
+
+
 def generation_suffix(
     tokenizer: PreTrainedTokenizerBase, prompt, chat_template_kwargs: dict | None = None
 ) -> list[int] | None:
@@ -39,14 +56,9 @@ def generation_suffix(
     """
     if not is_conversational({"prompt": prompt}):
         return None
-    render = {
-        opened: tokenizer.apply_chat_template(
-            prompt, add_generation_prompt=opened, tokenize=True, return_dict=False, **(chat_template_kwargs or {})
-        )
-        for opened in (False, True)
-    }
-    closed = render[False]
-    return render[True][len(closed) :] if render[True][: len(closed)] == closed else None
+    (opened,) = render_prompts(tokenizer, [prompt], chat_template_kwargs)
+    (closed,) = render_prompts(tokenizer, [prompt], chat_template_kwargs, add_generation_prompt=False)
+    return opened[len(closed) :] if opened[: len(closed)] == closed else None
 
 
 def check_rendering(ids_by_column: dict[str, Sequence[int]], suffix: Sequence[int] | None) -> None:
@@ -67,27 +79,27 @@ def check_rendering(ids_by_column: dict[str, Sequence[int]], suffix: Sequence[in
 def drop_long_prompts(
     dataset: datasets.Dataset | datasets.IterableDataset,
     columns: Sequence[str],
-    tokenize: Tokenize,
+    tokenizer: PreTrainedTokenizerBase,
     max_prompt_length: int | None,
-    suffix: Sequence[int] | None = None,
+    chat_template_kwargs: dict | None = None,
     show_progress: bool = True,
 ):
     """
-    Leave out rows with a rendered prompt longer than the limit, and check how each is rendered.
+    Leave out rows with a rendered prompt longer than the limit, check how each is rendered, and say how many left.
 
     Args:
         dataset:
             Map-style or iterable.
         columns (sequence of `str`):
             Prompt columns to look at.
-        tokenize (`Callable`):
-            From a list of prompts to their token ids, as the trainer renders them.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
+            The student's.
         max_prompt_length (`int`, *optional*):
-            Limit in tokens; `None` keeps every row.
-        suffix (sequence of `int`, *optional*):
-            See [`check_rendering`].
+            Limit in tokens of the rendered prompt; `None` keeps every row.
+        chat_template_kwargs (`dict`, *optional*):
+            Passed to the chat template.
         show_progress (`bool`, *optional*, defaults to `True`):
-            Show a progress bar for map-style datasets.
+            Show a progress bar and the count of rows that left, for map-style datasets.
 
     Returns:
         The filtered dataset.
@@ -95,9 +107,10 @@ def drop_long_prompts(
     Raises:
         `ValueError`: nothing is left, or a prompt is rendered differently from the others.
     """
+    suffix = generation_suffix(tokenizer, next(iter(dataset))["prompt"], chat_template_kwargs)
 
     def fits(batch: dict[str, list]) -> list[bool]:
-        ids = {column: tokenize(batch[column]) for column in columns}
+        ids = {column: render_prompts(tokenizer, batch[column], chat_template_kwargs) for column in columns}
         keep = []
         for row in zip(*ids.values(), strict=True):
             check_rendering(dict(zip(columns, row, strict=True)), suffix)
@@ -119,7 +132,33 @@ def drop_long_prompts(
             f"No row is left: all {len(dataset)} have a prompt longer than `max_prompt_length` {max_prompt_length} "
             "tokens; raise the limit."
         )
+    if len(kept) < len(dataset) and show_progress:
+        print(
+            f"{len(dataset) - len(kept)} of {len(dataset)} rows left out: a prompt is longer than max_prompt_length "
+            f"{max_prompt_length} tokens."
+        )
     return kept
+
+
+def tokenizer_of(model, processing_class, setting: str, trust_remote_code: bool = False):
+    """
+    The tokenizer that belongs to a model given as a path or an instance, or `None` when nothing tells which it is.
+
+    Raises:
+        `ValueError`: a path that holds no tokenizer; `setting` is the name the user knows it by.
+    """
+    if processing_class is not None:
+        return processing_class
+    source = model if isinstance(model, str) else get_config_model_id(getattr(model, "config", None))
+    if not source:
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"No tokenizer can be loaded from `{setting}` {source!r}; give a folder with a saved model and tokenizer, "
+            f"or the name of one on a hub that can be reached ({str(error).splitlines()[0]})."
+        ) from error
 
 
 def check_same_tokenizer(student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase) -> None:

@@ -16,10 +16,9 @@ from typing import Any
 import torch
 from accelerate.utils import is_peft_model
 from datasets import Dataset, IterableDataset
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, TrainerCallback
+from transformers import AutoModelForCausalLM, PreTrainedModel, TrainerCallback
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
-from trl.trainer.utils import get_config_model_id
 
 from . import data, methods
 from .config import CROPConfig
@@ -109,9 +108,17 @@ class CROPTrainer(GRPOTrainer):
         for name in ("environment_factory", "rollout_func"):
             if kwargs.get(name) is not None:
                 raise ValueError(f"`{name}` is not supported: responses must follow the dataset's own prompts.")
-        self.method = methods.get_method(args.method)
+        if not isinstance(teacher, (str, PreTrainedModel, Scorer)):
+            raise ValueError(f"`teacher` must be a path, a model or a scorer, got {type(teacher).__name__}.")
+        tokenizer = data.tokenizer_of(model, kwargs.get("processing_class"), "model", args.trust_remote_code)
+        if isinstance(teacher, (str, PreTrainedModel)):
+            theirs = data.tokenizer_of(
+                teacher, teacher_processing_class, "teacher_model_name_or_path", args.trust_remote_code
+            )
+            if tokenizer is not None and theirs is not None:
+                data.check_same_tokenizer(tokenizer, theirs)
         if train_dataset is not None:
-            data.check_columns(train_dataset, prompt_columns(self.method.needs), args.method)
+            train_dataset = self._fit_prompts(train_dataset, tokenizer, args)
         super().__init__(
             model=model,
             reward_funcs=no_reward if reward_funcs is None or reward_funcs == [] else reward_funcs,
@@ -129,13 +136,12 @@ class CROPTrainer(GRPOTrainer):
         self._means = {"train": RunningMeans(), "eval": RunningMeans()}
         self._seconds = {"prepare": 0.0, "update": 0.0}
         self.add_callback(_StepCounter(self))
-        self._check_and_filter_prompts()
 
         student = self.model.get_base_model() if is_peft_model(self.model) else self.model
         add_token_head(student)
         self._with_attention_mask = sees_padding(student.config)
         self.scorers: dict[str, Scorer] = {
-            "teacher": self._make_teacher(teacher, teacher_processing_class),
+            "teacher": self._make_teacher(teacher),
             "student": LocalScorer(
                 self.model,
                 args.score_top_k,
@@ -147,59 +153,48 @@ class CROPTrainer(GRPOTrainer):
 
     # ---------------------------------------------------------------- set-up
 
-    def _make_teacher(self, teacher, processing_class) -> Scorer:
-        if not isinstance(teacher, (str, PreTrainedModel)):
-            if not isinstance(teacher, Scorer):
-                raise ValueError(f"`teacher` must be a path, a model or a scorer, got {type(teacher).__name__}.")
-            return teacher
-        source = teacher if isinstance(teacher, str) else get_config_model_id(teacher.config)
-        trust = self.args.trust_remote_code
-        if processing_class is None and source:
-            processing_class = AutoTokenizer.from_pretrained(source, trust_remote_code=trust)
-        if processing_class is not None:
-            data.check_same_tokenizer(self._tokenizer, processing_class)
+    @staticmethod
+    def _fit_prompts(dataset, tokenizer, args: CROPConfig):
+        """Check the training prompts and leave out the long ones, before any model is loaded."""
+        columns = prompt_columns(methods.get_method(args.method).needs)
+        data.check_columns(dataset, columns, args.method)
+        if tokenizer is not None:
+            dataset = data.drop_long_prompts(
+                dataset,
+                columns,
+                tokenizer,
+                args.max_prompt_length,
+                args.chat_template_kwargs,
+                show_progress=args.process_index == 0 and not args.disable_tqdm,
+            )
+        prompts_per_batch = args.generation_batch_size // args.num_generations
+        if isinstance(dataset, Dataset) and len(dataset) < prompts_per_batch:
+            raise ValueError(
+                f"{len(dataset)} prompts are fewer than one step takes ({prompts_per_batch}); lower "
+                "`prompts_per_step` or `per_device_train_batch_size`, or give more prompts."
+            )
+        return dataset
+
+    def _make_teacher(self, teacher: str | PreTrainedModel | Scorer) -> Scorer:
         if isinstance(teacher, str):
             init_kwargs = {
                 "dtype": "bfloat16" if self.args.bf16 else "float16" if self.args.fp16 else "float32",
-                "trust_remote_code": trust,
+                "trust_remote_code": self.args.trust_remote_code,
                 **(self.args.teacher_init_kwargs or {}),
             }
-            teacher = AutoModelForCausalLM.from_pretrained(source, **init_kwargs)
-        if teacher.config.get_text_config().vocab_size <= max(self._tokenizer.get_vocab().values()):
+            teacher = AutoModelForCausalLM.from_pretrained(teacher, **init_kwargs)
+        if not isinstance(teacher, PreTrainedModel):
+            return teacher
+        entries = teacher.config.get_text_config().vocab_size
+        if entries <= max(self._tokenizer.get_vocab().values()):
             raise ValueError(
-                f"The teacher has {teacher.config.get_text_config().vocab_size} vocabulary entries, fewer than the "
-                "student's tokenizer uses; choose a teacher of the same family."
+                f"The teacher has {entries} vocabulary entries, fewer than the student's tokenizer uses; choose a "
+                "teacher of the same family."
             )
         teacher = teacher.to(self.accelerator.device).eval().requires_grad_(False)
         return LocalScorer(
             teacher, self.args.score_top_k, self._tokenizer.pad_token_id, self.args.score_tokens_per_batch
         )
-
-    def _check_and_filter_prompts(self) -> None:
-        columns = prompt_columns(self.method.needs)
-        suffix = data.generation_suffix(
-            self.processing_class, next(iter(self.train_dataset))["prompt"], self.chat_template_kwargs
-        )
-        before = len(self.train_dataset) if isinstance(self.train_dataset, Dataset) else None
-        self.train_dataset = data.drop_long_prompts(
-            self.train_dataset,
-            columns,
-            lambda prompts: self._tokenize_prompts(prompts)[0],
-            self.args.max_prompt_length,
-            suffix,
-            show_progress=self.accelerator.is_main_process and not self.args.disable_tqdm,
-        )
-        if before is not None and len(self.train_dataset) < before and self.accelerator.is_main_process:
-            print(
-                f"{before - len(self.train_dataset)} of {before} rows left out: a prompt is longer than "
-                f"max_prompt_length {self.args.max_prompt_length} tokens."
-            )
-        prompts_per_batch = self.args.generation_batch_size // self.num_generations
-        if before is not None and len(self.train_dataset) < prompts_per_batch:
-            raise ValueError(
-                f"{len(self.train_dataset)} prompts are fewer than one step takes ({prompts_per_batch}); lower "
-                "`prompts_per_step` or `per_device_train_batch_size`, or give more prompts."
-            )
 
     def _set_signature_columns_if_needed(self):
         super()._set_signature_columns_if_needed()

@@ -218,7 +218,7 @@ def test_long_prompts_leave_and_are_counted(tmp_path, capsys):
     rows = make_rows(16)
     long = [{"role": "user", "content": " ".join(["plus"] * 40)}]
     rows = rows.map(lambda row, i: {"counterfactual_prompt": long} if i < 3 else {}, with_indices=True)
-    trainer = make_trainer(tmp_path, rows=rows, max_prompt_length=30)
+    trainer = make_trainer(tmp_path, rows=rows, max_prompt_length=30, disable_tqdm=False)
     assert len(trainer.train_dataset) == 13
     assert "3 of 16 rows left out" in capsys.readouterr().out
     # Pure distillation reads the original prompt only, so it loses no row.
