@@ -6,6 +6,7 @@ three when they are turned into prompts.
 """
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -65,6 +66,26 @@ def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
                 raise TripletFormatError(f"{path}, line {number} holds a {type(record).__name__}, not a JSON object.")
             records.append(record)
     return records
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Replace a file by `text` in one step: whatever happens, the old or the new content is there."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            # A lone surrogate, which UTF-8 cannot hold, becomes the escape that JSON reads back.
+            file.write(text.encode("utf-8", "backslashreplace"))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_jsonl(path: str | Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Replace a JSONL file in one step (see [`write_text`])."""
+    write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
 
 
 @dataclass

@@ -1,0 +1,293 @@
+"""Requests to an OpenAI-compatible endpoint: retries, how JSON is asked for, and errors without secrets.
+
+The `openai` client does the HTTP. Its own retries are off, because waiting is decided in one place: here a wait honours
+`Retry-After` at any length a run can bear, is counted, and ends when the user stops the run.
+"""
+
+import asyncio
+import email.utils
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+from urllib.parse import quote
+
+try:
+    import openai
+    import tenacity
+except ImportError as error:
+    raise ImportError("Making triplets needs the extra `openai`; run `pip install 'crop-trl[openai]'`.") from error
+
+from .settings import TripletSettings
+
+MODES = ("json_schema", "json_object", "text")
+LONGEST_RETRY_AFTER = 600.0  # an endpoint that asks for more has a quota, not a rate limit; a rerun goes on from here
+
+
+class RequestFailed(RuntimeError):
+    """One request got no answer; the next one may. The message names the cause."""
+
+
+class EndpointError(RuntimeError):
+    """No request will get an answer until the user changes something; the message says what."""
+
+
+class Stopped(Exception):
+    """The run is ending; nothing new may be sent."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an endpoint answered, unjudged."""
+
+    content: str | None
+    refusal: str | None
+    finish_reason: str | None
+    usage: dict[str, Any] | None
+    served_model: str | None
+    response_id: str | None
+    mode: str
+
+    def to_entry(self) -> dict[str, Any]:
+        """As stored in the ledger."""
+        return asdict(self)
+
+
+class Redactor:
+    """Takes the API key out of texts that somebody else wrote, such as an error message that repeats it."""
+
+    def __init__(self, key: str):
+        # A placeholder such as "none" protects nothing, and replacing it would damage texts.
+        self._keys = sorted({key, quote(key, safe=""), key.replace("/", "\\/")}, key=len) if len(key) >= 8 else []
+        # Endpoints shorten a key in their messages ("sk-abc***xyz"): the part that is left goes too.
+        self._masked = re.compile(r"\bsk-[\w*.\-]{6,}|\bBearer\s+\S+")
+
+    def content(self, text: str) -> str:
+        """A model's text without the key; anything else is left as it is."""
+        for key in self._keys:
+            text = text.replace(key, "[key]")
+        return text
+
+    def message(self, text: str) -> str:
+        """An error message in one line, without the key or what looks like one, at most 300 characters."""
+        return self._masked.sub("[key]", self.content(" ".join(text.split())))[:300]
+
+
+class Client:
+    """
+    Sends chat requests to one endpoint.
+
+    Args:
+        settings ([`TripletSettings`]): Endpoint, limits and sampling.
+        known_mode (`str`, *optional*): How this endpoint took requests for JSON in an earlier run; tried first.
+
+    Attributes:
+        mode (`str` or `None`): How JSON is asked for; `None` until the first answer.
+        retries (`Counter`): Repeated requests by cause.
+    """
+
+    def __init__(self, settings: TripletSettings, known_mode: str | None = None):
+        key = settings.api_key()
+        self.settings = settings
+        self.redact = Redactor(key)
+        self.mode = None if settings.response_format == "auto" else settings.response_format
+        self._modes = MODES[MODES.index(known_mode) :] if known_mode in MODES else MODES
+        self.retries: Counter = Counter()
+        self.stopping = asyncio.Event()
+        self._answered = False
+        self._detecting = asyncio.Lock()
+        options: dict[str, Any] = {}
+        try:
+            import aiohttp  # noqa: F401
+
+            options["http_client"] = openai.DefaultAioHttpClient()  # a third less time per request
+        except ImportError:
+            pass
+        self._openai = openai.AsyncOpenAI(
+            api_key=key, base_url=settings.endpoint, timeout=settings.timeout, max_retries=0, **options
+        )
+
+    async def __aenter__(self) -> "Client":
+        return self
+
+    async def __aexit__(self, *exception: Any) -> None:
+        await self._openai.close()
+
+    async def complete(
+        self, model: str, messages: list[dict[str, str]], name: str, schema: Mapping[str, Any]
+    ) -> Answer:
+        """
+        Send a request and return its answer, whatever it says.
+
+        Args:
+            model (`str`): Model name.
+            messages (`list[dict]`): Chat messages.
+            name (`str`): The schema's name.
+            schema (`Mapping`): JSON schema of the wanted answer.
+
+        Raises:
+            `RequestFailed`: no answer after all repetitions, or the endpoint turned this request down.
+            `EndpointError`: the endpoint is down, refuses the key or does not know the model.
+            `Stopped`: the run was stopped while the request waited to be repeated.
+        """
+        if self.mode:
+            return await self._repeat(model, messages, name, schema, self.mode)
+        async with self._detecting:
+            if self.mode:  # found by the request before
+                return await self._repeat(model, messages, name, schema, self.mode)
+            refused = None
+            for mode in self._modes:
+                try:
+                    answer = await self._repeat(model, messages, name, schema, mode)
+                except _BadRequest as error:
+                    refused = refused or error
+                else:
+                    self.mode = mode
+                    return answer
+            raise refused  # refused however it is asked for: something else is wrong with it
+
+    async def _repeat(self, model: str, messages: list, name: str, schema: Mapping[str, Any], mode: str) -> Answer:
+        body: dict[str, Any] = {"model": model, "messages": messages, **self.settings.sampling()}
+        if self.settings.max_completion_tokens is not None:
+            body["max_completion_tokens"] = self.settings.max_completion_tokens
+        if mode == "json_schema":
+            body["response_format"] = {
+                "type": "json_schema",
+                "json_schema": {"name": name, "strict": True, "schema": schema},
+            }
+        elif mode == "json_object":
+            body["response_format"] = {"type": "json_object"}
+        retrying = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(_Transient),
+            wait=_wait_time(tenacity.wait_random_exponential(multiplier=1, max=self.settings.max_backoff)),
+            stop=lambda state: state.attempt_number > self._retry_limit(state),
+            before_sleep=lambda state: self.retries.update([state.outcome.exception().cause]),
+            sleep=self._sleep,
+            reraise=True,
+        )
+        try:
+            payload = await retrying(self._send, body)
+        except _Transient as error:
+            if error.cause == "connection" and not self._answered:
+                raise EndpointError(
+                    f"`base_url` {self.settings.endpoint} does not answer ({error}); start the server or correct the "
+                    "address."
+                ) from None
+            raise RequestFailed(f"{error.cause}: {error}") from None
+        self._answered = True
+        return self._read(payload, mode)
+
+    def _retry_limit(self, state: tenacity.RetryCallState) -> int:
+        # A server that never answered is more likely not there than overloaded: say so soon.
+        unreachable = state.outcome.exception().cause == "connection" and not self._answered
+        return min(self.settings.max_retries, 2) if unreachable else self.settings.max_retries
+
+    async def _sleep(self, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(self.stopping.wait(), seconds)
+        except asyncio.TimeoutError:
+            return
+        raise Stopped
+
+    async def _send(self, body: dict[str, Any]) -> dict[str, Any]:
+        try:
+            # `chat.completions.create` builds typed objects on both sides, which costs more time than everything else
+            # here, and stumbles over endpoints whose answers lack a field.
+            payload = await self._openai.post("/chat/completions", body=body, cast_to=object)
+        except openai.APITimeoutError:
+            raise _Transient("timeout", f"no answer within {self.settings.timeout:g} s") from None
+        except openai.APIConnectionError as error:
+            raise _Transient("connection", self.redact.message(str(error.__cause__ or error))) from None
+        except openai.APIStatusError as error:
+            raise self._status_error(error) from None
+        except ValueError:  # said to be JSON, and is not
+            payload = None
+        if not isinstance(payload, dict) or not _first_message(payload):
+            # A gateway's error page with status 200: nobody's answer, so there is nothing to keep.
+            raise _Transient("no_completion", "the endpoint's reply was not a chat completion")
+        return payload
+
+    def _status_error(self, error: openai.APIStatusError) -> Exception:
+        status, text = error.status_code, self.redact.message(error.message)
+        if status in (401, 403):
+            return EndpointError(
+                f"The endpoint {self.settings.endpoint} refuses the key in ${self.settings.api_key_env} "
+                f"(HTTP {status}: {text}); export a valid one."
+            )
+        if status == 404:
+            return EndpointError(
+                f"`model` or `base_url` is wrong: {self.settings.endpoint} answers HTTP 404 ({text}); correct either."
+            )
+        if status == 402 or error.code == "insufficient_quota":
+            return EndpointError(f"The account has no credit left (HTTP {status}: {text}); add some and run again.")
+        if status in (408, 409, 429) or status >= 500:
+            cause = "rate_limit" if status == 429 else f"http_{status}"
+            return _Transient(cause, f"HTTP {status}: {text}", _retry_after(error.response.headers))
+        return _BadRequest(f"http_{status}: {text}")
+
+    def _read(self, payload: dict[str, Any], mode: str) -> Answer:
+        message = _first_message(payload)
+
+        def text(value: Any) -> str | None:
+            return self.redact.content(value) if isinstance(value, str) else None
+
+        finish_reason = payload["choices"][0].get("finish_reason")
+        return Answer(
+            content=text(message.get("content")),
+            refusal=text(message.get("refusal")),
+            finish_reason=text(finish_reason),
+            usage=payload["usage"] if isinstance(payload.get("usage"), dict) else None,
+            served_model=text(payload.get("model")),
+            response_id=text(payload.get("id")),
+            mode=mode,
+        )
+
+
+class _Transient(RuntimeError):
+    def __init__(self, cause: str, message: str, retry_after: float | None = None):
+        super().__init__(message)
+        self.cause, self.retry_after = cause, retry_after
+
+
+class _BadRequest(RequestFailed):
+    """HTTP 400 and its kin: this request is not wanted as it is."""
+
+
+def _first_message(payload: Mapping[str, Any]) -> dict[str, Any] | None:
+    choices = payload.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    message = choice.get("message") if isinstance(choice, dict) else None
+    return message if isinstance(message, dict) and message else None
+
+
+def _wait_time(backoff: tenacity.wait.wait_base):
+    def wait(state: tenacity.RetryCallState) -> float:
+        retry_after = state.outcome.exception().retry_after
+        # Jitter on top of Retry-After too, or all that were told the same second come back in it.
+        return backoff(state) if retry_after is None else retry_after + min(1.0, backoff(state))
+
+    return wait
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds of a `Retry-After` header, which is a number or a date."""
+    value = headers.get("retry-after")
+    if not value:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
+        except (TypeError, ValueError):
+            return None
+    return min(seconds, LONGEST_RETRY_AFTER) if seconds >= 0 else None
+
+
+def describe_request(messages: list[dict[str, str]], name: str, schema: Mapping[str, Any]) -> str:
+    """A request for people to read."""
+    parts = [f"[{message['role']}]\n{message['content']}" for message in messages]
+    return "\n\n".join([*parts, f"[schema {name}]\n{json.dumps(schema, indent=1)}"])

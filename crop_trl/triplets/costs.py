@@ -1,0 +1,112 @@
+"""What requests cost: prices, a running account, and estimates before a run."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+CHARS_PER_TOKEN = 3.3  # for English with LaTeX; only estimates use it, accounts use what the endpoint reports
+TOKEN_FIELDS = ("input", "cached_input", "output")
+
+
+@dataclass(frozen=True)
+class Prices:
+    """US dollars per million tokens; `cached_input` is the price of input tokens that the endpoint had cached."""
+
+    input: float
+    output: float
+    cached_input: float
+
+    def cost(self, tokens: Mapping[str, float]) -> float:
+        """Dollars for token counts `input` (all of them), `cached_input` (the cached part) and `output`."""
+        fresh = tokens["input"] - tokens["cached_input"]
+        return (fresh * self.input + tokens["cached_input"] * self.cached_input + tokens["output"] * self.output) / 1e6
+
+
+def find_prices(
+    model: str, price_input: float | None = None, price_output: float | None = None, price_cached: float | None = None
+) -> Prices | None:
+    """
+    The prices given, or those of the table for `model` (a date at the end of its name aside), or `None`.
+
+    Raises:
+        `ValueError`: only one of input and output price is given.
+    """
+    if (price_input is None) != (price_output is None):
+        raise ValueError("`price_input` and `price_output` go together; give both, in dollars per million tokens.")
+    if price_input is not None:
+        return Prices(price_input, price_output, price_input if price_cached is None else price_cached)
+    table = json.loads((Path(__file__).parent / "prices.json").read_text(encoding="utf-8"))["models"]
+    row = table.get(re.sub(r"-\d{4}-\d{2}-\d{2}$", "", model))
+    return Prices(**row) if row else None
+
+
+def count_tokens(usage: Mapping[str, Any] | None) -> dict[str, int]:
+    """Token counts of a response's `usage`, zeros where an endpoint does not report them."""
+    usage = usage if isinstance(usage, Mapping) else {}
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, Mapping) else None
+    counts = (usage.get("prompt_tokens"), cached, usage.get("completion_tokens"))
+    return {name: count if type(count) is int else 0 for name, count in zip(TOKEN_FIELDS, counts)}
+
+
+def estimate_tokens(text: str) -> int:
+    """A rough token count; characters outside ASCII (Chinese problems) are taken as a token each."""
+    wide = 0 if text.isascii() else sum(character > "\x7f" for character in text)
+    return round((len(text) - wide) / CHARS_PER_TOKEN) + wide
+
+
+@dataclass
+class Account:
+    """
+    Requests and tokens so far, by kind of request, with what is in flight.
+
+    The account runs over the whole ledger, earlier runs included, so a limit holds for a data set and not for a run.
+
+    Args:
+        prices (`Prices`, *optional*): Without them there is no cost, and no limit.
+        max_cost (`float`, *optional*): Dollars that may be spent.
+    """
+
+    prices: Prices | None = None
+    max_cost: float | None = None
+    requests: Counter = field(default_factory=Counter)
+    tokens: dict[str, Counter] = field(default_factory=dict)
+    without_usage: int = 0
+    reserved: float = 0.0
+
+    def add(self, kind: str, usage: Mapping[str, Any] | None) -> None:
+        """Book an answer."""
+        self.requests[kind] += 1
+        self.tokens.setdefault(kind, Counter()).update(count_tokens(usage))
+        self.without_usage += not usage
+
+    def add_entries(self, entries: Iterable[Mapping[str, Any]]) -> "Account":
+        """Book the entries of a ledger."""
+        for entry in entries:
+            self.add(entry["kind"], entry.get("usage"))
+        return self
+
+    @property
+    def total(self) -> Counter:
+        """Tokens of all kinds of request together."""
+        return sum(self.tokens.values(), Counter({name: 0 for name in TOKEN_FIELDS}))
+
+    @property
+    def cost(self) -> float | None:
+        """Dollars so far."""
+        total = self.total
+        return self.prices.cost({name: total[name] for name in TOKEN_FIELDS}) if self.prices else None
+
+    def expected_cost(self, kind: str, prompt_chars: int) -> float:
+        """What a request will cost if its answer is as long as those of its kind so far (1,500 tokens before any)."""
+        seen = self.requests[kind]
+        output = self.tokens[kind]["output"] / seen if seen else 1_500
+        return self.prices.cost({"input": prompt_chars / CHARS_PER_TOKEN, "cached_input": 0, "output": output})
+
+    def allows(self, expected: float) -> bool:
+        """Whether the limit leaves room for a request, those in flight taken into account."""
+        return self.max_cost is None or self.cost + self.reserved + expected <= self.max_cost

@@ -1,0 +1,77 @@
+"""What a run would send and cost, before it sends anything."""
+
+from .client import describe_request
+from .costs import Account, estimate_tokens, find_prices
+from .ledger import read_entries
+from .outputs import OutputDirectory
+from .pipeline import SCHEMAS
+from .prompts import load_templates
+from .settings import TripletSettings
+from .source import read_problems
+from .validation import CandidateFields
+
+# Without answers in the ledger to learn from: descriptions and JSON around two problems, and a critic's reasons.
+CANDIDATE_TOKENS, EVALUATION_TOKENS = 150, 350
+REPAIR_SHARE = 0.05  # of the problems go into a further round; the paper saw 3.6 %
+
+
+def dry_run(settings: TripletSettings) -> str:
+    """
+    Two filled requests, and an estimate of requests, tokens and dollars for the whole input.
+
+    The critic's request shows placeholders where a generator's candidates would stand. Needs no key.
+
+    Raises:
+        `ValueError`: an input or a template that cannot work.
+    """
+    templates = load_templates(settings.templates)
+    problem_set = read_problems(settings)
+    problems = [problem for problem in problem_set.problems if not problem.excluded]
+    excluded = len(problem_set.problems) - len(problems)
+    lines = list(problem_set.notes)
+    if not problems:
+        return "\n".join([*lines, f"All {excluded} problems are excluded by the input screening; nothing to send."])
+    example = problems[0]
+    candidate = {name: f"({name} as the generator writes it)" for name in CandidateFields.model_fields}
+    requests = {
+        "generator": templates.generator_messages(example.text, settings.candidates),
+        "critic": templates.critic_messages(example.text, [candidate] * settings.candidates),
+    }
+    for kind, messages in requests.items():
+        lines += [f"===== {kind} request for {example.id} =====", describe_request(messages, kind, SCHEMAS[kind]), ""]
+
+    answered = Account(None).add_entries(read_entries(OutputDirectory(settings.output).ledger))
+    frame = {kind: estimate_tokens("".join(m["content"] for m in requests[kind])) for kind in requests}
+    own = estimate_tokens(example.text)
+    tokens = {"input": 0.0, "cached_input": 0.0, "output": 0.0}
+    for problem in {problem.text: problem for problem in problems}.values():  # a repeated text is asked once
+        length = estimate_tokens(problem.text)
+        candidates = settings.candidates * (2 * length + CANDIDATE_TOKENS)
+        tokens["input"] += frame["generator"] - own + length
+        tokens["input"] += frame["critic"] - own + length + candidates
+        tokens["output"] += candidates + settings.candidates * EVALUATION_TOKENS
+    basis = "lengths of the problems"
+    if answered.requests["generator"] and answered.requests["critic"]:
+        asked = len({problem.text for problem in problems})
+        tokens = {
+            name: sum(answered.tokens[kind][name] / answered.requests[kind] for kind in requests) * asked
+            for name in tokens
+        }
+        basis = f"the {sum(answered.requests.values()):,} answers in the ledger, which will not be asked again"
+    repeats = 1 + REPAIR_SHARE * (settings.rounds > 1)
+    tokens = {name: count * repeats for name, count in tokens.items()}
+    prices = find_prices(settings.model, settings.price_input, settings.price_output, settings.price_cached_input)
+    cost = "unknown (give price_input and price_output)" if prices is None else f"${prices.cost(tokens):,.2f}"
+    duplicates = problem_set.duplicates
+    return "\n".join(
+        [
+            *lines,
+            "===== estimate =====",
+            f"{len(problems):,} problems to ask, {excluded:,} excluded by the input screening, {duplicates['rows']:,} "
+            f"rows repeat an earlier text ({'left out' if duplicates['left_out'] else 'asked once'}).",
+            f"All of them together: {tokens['input'] / 1e6:.2f} M input and {tokens['output'] / 1e6:.2f} M output "
+            f"tokens, cost {cost}; from {basis}. Thinking tokens of a reasoning model come on top unless the ledger "
+            "shows them.",
+            f"Endpoint {settings.endpoint}, model {settings.model}, templates {templates.version}.",
+        ]
+    )

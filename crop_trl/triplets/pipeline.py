@@ -1,0 +1,394 @@
+"""From problems to triplets: who asks what when, and what is on disk at every moment.
+
+Each worker takes one problem through its rounds, so `concurrency` workers are `concurrency` requests in flight.
+Whatever ends a run early (Ctrl-C, a cost limit, an endpoint that went away) stops new requests only: those in flight
+are awaited and stored, the files are written for what is finished, and a rerun goes on from there.
+"""
+
+import asyncio
+import hashlib
+import json
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+from tqdm import tqdm
+
+from .client import Answer, Client, EndpointError, Redactor, RequestFailed, Stopped
+from .costs import Account, find_prices
+from .ledger import Ledger, LedgerError, request_key
+from .outcome import STATUSES, Round, build_record, excluded_record
+from .outputs import OutputDirectory
+from .prompts import Templates, candidate_reason, feedback_text, load_templates
+from .settings import TripletSettings
+from .source import KNOWN_WRAPPERS, Problem, ProblemSet, read_problems
+from .validation import (
+    CriticAnswer,
+    GeneratorAnswer,
+    answer_flaw,
+    check_candidate,
+    read_candidates,
+    read_evaluations,
+    request_schema,
+)
+
+SCHEMAS = {"generator": request_schema(GeneratorAnswer), "critic": request_schema(CriticAnswer)}
+_SCHEMA_DIGESTS = {
+    kind: hashlib.sha256(json.dumps(schema, sort_keys=True).encode()).hexdigest() for kind, schema in SCHEMAS.items()
+}
+# An answer that says no is an answer; asking again for the same would only be paid for twice.
+FINAL_FLAWS = {"refusal", "content_filter", "no_candidates"}
+LONGEST_FAILURE_SERIES = 20  # failed requests in a row, each after its repetitions, until the endpoint counts as gone
+FLAW_TEXTS = {
+    "not_json": "the reply was not valid JSON (is every backslash doubled?)",
+    "wrong_schema": "the reply did not have the form asked for",
+    "cut_off": "the reply was cut off; write shorter texts",
+    "empty": "the reply was empty",
+    "refusal": "the request was declined",
+    "content_filter": "the reply was filtered",
+    "no_candidates": "there was no candidate in the reply",
+    "bad_candidate": "a candidate lacked a field or held something other than text",
+    "control_characters": "a text held control characters; double every backslash of LaTeX inside JSON strings",
+    "invalid_unicode": "a text held broken Unicode",
+}
+
+
+@dataclass
+class RunResult:
+    """
+    What a run left behind.
+
+    Args:
+        records (`list[dict]`): Finished records, in the order of the input.
+        problems (`int`): Problems of the input, finished or not.
+        stopped (`str`, *optional*): Why the run ended before all were finished.
+        error (`Exception`, *optional*): What made it end, when that was an error.
+        requests (`int`): Requests answered in this run.
+    """
+
+    records: list[dict[str, Any]]
+    problems: int
+    stopped: str | None = None
+    error: Exception | None = None
+    requests: int = 0
+
+
+def generate_triplets(settings: TripletSettings, progress: bool = True) -> RunResult:
+    """
+    Make triplets of all problems that `settings` name, or go on with a run that was interrupted.
+
+    Works where an event loop runs already (a notebook) by using a thread.
+
+    Args:
+        settings ([`TripletSettings`]): What to read, whom to ask, where to write.
+        progress (`bool`, *optional*, defaults to `True`): Show a progress bar.
+
+    Returns:
+        The [`RunResult`]; the output directory holds the records (`triplets.jsonl`, `incomplete.jsonl`).
+
+    Raises:
+        `ValueError`: a setting or an input that cannot work; nothing was sent.
+        `LedgerError`: another process is at work in the output directory.
+    """
+
+    def work() -> RunResult:
+        return asyncio.run(_generate(settings, progress))
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return work()
+    outcome: list = []
+
+    def call() -> None:
+        try:
+            outcome.append((work(), None))
+        except BaseException as error:
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=call, name="triplets")
+    thread.start()
+    thread.join()
+    result, error = outcome[0]
+    if error:
+        raise error
+    return result
+
+
+async def _generate(settings: TripletSettings, progress: bool) -> RunResult:
+    templates = load_templates(settings.templates)
+    prices = find_prices(settings.model, settings.price_input, settings.price_output, settings.price_cached_input)
+    if settings.max_cost is not None and prices is None:
+        raise ValueError(
+            f"`max_cost` needs prices, and none are known for `model` {settings.model!r}; give `price_input` and "
+            "`price_output`."
+        )
+    redact = Redactor(settings.api_key())
+    problem_set = read_problems(settings)
+    for note in problem_set.notes:
+        print(note, file=sys.stderr)
+    output = OutputDirectory(settings.output, redact.content)
+    account = Account(prices, settings.max_cost)
+    modes: dict[str, str] = {}
+
+    def book(entry: dict[str, Any]) -> None:
+        if "key" in entry:
+            account.add(entry["kind"], entry.get("usage"))
+        elif "endpoint" in entry:
+            modes[entry["endpoint"]] = entry["mode"]
+
+    with Ledger(output.ledger, on_entry=book) as ledger:
+        if ledger.dropped or ledger.unreadable:
+            print(
+                f"{output.ledger}: dropped a half-written last line of {ledger.dropped} bytes, skipped "
+                f"{ledger.unreadable} unreadable lines.",
+                file=sys.stderr,
+            )
+        output.save_settings(settings, templates, problem_set)
+        async with Client(settings, modes.get(settings.endpoint)) as client:
+            run = Run(settings, templates, client, ledger, account)
+            result = await run.process(problem_set, progress)
+            if (
+                not result.error
+                and client.mode
+                and settings.response_format == "auto"
+                and modes.get(settings.endpoint) != client.mode
+            ):
+                await ledger.append({"endpoint": settings.endpoint, "mode": client.mode})
+        output.save_records(result.records)
+        output.save_end(result.problems - len(result.records), result.stopped, result.error, client.retries)
+    return result
+
+
+@dataclass
+class Run:
+    """One pass over the problems: workers, requests, and what stops them."""
+
+    settings: TripletSettings
+    templates: Templates
+    client: Client
+    ledger: Ledger
+    account: Account
+    stopped: str | None = None
+    error: Exception | None = None
+    _failures: int = 0
+    _requests: int = 0
+    _statuses: Counter = field(default_factory=Counter)
+    _pending: dict[str, asyncio.Task] = field(default_factory=dict)
+
+    def stop(self, reason: str, error: Exception | None = None) -> None:
+        """Let nothing new be sent; the first reason stays."""
+        if self.stopped is None:
+            self.stopped, self.error = reason, error
+            self.client.stopping.set()
+
+    async def process(self, problem_set: ProblemSet, progress: bool) -> RunResult:
+        """Take every problem through its rounds."""
+        problems = problem_set.problems
+        records: list[dict[str, Any] | None] = [None] * len(problems)
+        todo = iter(enumerate(problems))
+        bar = tqdm(total=len(problems), desc="triplets", unit="problem", disable=not progress, smoothing=0.05)
+
+        async def work() -> None:
+            for place, problem in todo:
+                try:
+                    records[place] = await self._record(problem)
+                except Stopped:
+                    return
+                except (EndpointError, LedgerError) as error:
+                    return self.stop("error", error)
+                except Exception as error:  # a fault of ours must not cost the answers that others are waiting for
+                    return self.stop("error", error)
+                self._statuses[records[place]["status"]] += 1
+                bar.set_postfix_str(self._progress(), refresh=False)
+                bar.update()
+                await asyncio.sleep(0)  # a replayed record awaits nothing: let signals and the others in
+
+        with bar, _on_interrupt(lambda: self._interrupt(bar)):
+            await asyncio.gather(*(work() for _ in range(min(self.settings.concurrency, len(problems)))))
+        finished = [record for record in records if record is not None]
+        return RunResult(finished, len(problems), self.stopped, self.error, self._requests)
+
+    def _interrupt(self, bar: tqdm) -> None:
+        bar.write("Stopping: waiting for the requests in flight (interrupt again to leave them).", file=sys.stderr)
+        self.stop("interrupted")
+
+    def _progress(self) -> str:
+        total, cost = self.account.total, self.account.cost
+        counts = " ".join(f"{name}={self._statuses[name]}" for name in STATUSES if self._statuses[name])
+        spent = "" if cost is None else f" ${cost:.2f}"
+        return f"{counts} in={total['input'] / 1e6:.2f}M out={total['output'] / 1e6:.2f}M{spent}"
+
+    async def _record(self, problem: Problem) -> dict[str, Any]:
+        if problem.excluded:
+            return excluded_record(problem)
+        rounds: list[Round] = []
+        feedback = ""
+        for number in range(1, self.settings.rounds + 1):
+            rounds.append(Round())
+            try:
+                await self._round(problem, number, feedback, rounds[-1])
+            except RequestFailed as failure:
+                # No further round: a rerun asks for what is missing here, and a later answer would not fit it.
+                rounds[-1].failed = str(failure)
+                break
+            if any(candidate.passes(self.settings.threshold) for candidate in rounds[-1].candidates):
+                break
+            feedback = _feedback(rounds[-1])
+        return build_record(problem, rounds, self.settings.threshold, self.templates.version)
+
+    async def _round(self, problem: Problem, number: int, feedback: str, current: Round) -> None:
+        settings = self.settings
+        messages = self.templates.generator_messages(problem.text, settings.candidates, feedback)
+
+        def read(content: str) -> tuple[list[dict[str, str]], Counter]:
+            return read_candidates(content, settings.candidates)
+
+        found = await self._ask("generator", messages, number, problem, current, read)
+        wrappers = [wrapper for wrapper in (settings.input_template, *KNOWN_WRAPPERS) if wrapper]
+        for place, fields in enumerate(found[0] if found else (), start=1):
+            candidate = check_candidate(problem.text, fields, number, place, wrappers)
+            current.candidates.append(candidate)
+            if candidate.incomplete:
+                current.flaws[f"generator:{candidate.incomplete}"] += 1
+        complete = [candidate for candidate in current.candidates if candidate.incomplete is None]
+        if not complete:
+            return
+        current.critic_asked = True
+        messages = self.templates.critic_messages(problem.text, [candidate.fields for candidate in complete])
+
+        def judge(content: str) -> tuple[Any, Counter]:
+            evaluations, selected, flaws = read_evaluations(content, len(complete))
+            return (evaluations, selected) if evaluations else None, flaws
+
+        judged = await self._ask("critic", messages, number, problem, current, judge)
+        if judged:
+            evaluations, selected = judged[0]
+            for place, candidate in enumerate(complete, start=1):
+                candidate.evaluation = evaluations.get(place)
+            # As numbered among all candidates of the round, not among those that were sent.
+            known = selected is not None and 1 <= selected <= len(complete)
+            current.selected = complete[selected - 1].number if known else None
+
+    async def _ask(
+        self,
+        kind: str,
+        messages: list[dict[str, str]],
+        number: int,
+        problem: Problem,
+        current: Round,
+        read: Callable[[str], tuple[Any, Counter]],
+    ) -> tuple[Any] | None:
+        """Ask and read, again if the answer is unusable and `malformed_retries` allows; `None` when it stays so."""
+        for attempt in range(self.settings.malformed_retries + 1):
+            answer = await self._answer(kind, messages, number, attempt, problem.id)
+            current.models[kind] = answer["served_model"]
+            flaw = answer_flaw(answer["content"], answer["refusal"], answer["finish_reason"])
+            found, flaws = (None, Counter([flaw])) if flaw else read(answer["content"])
+            current.flaws.update({f"{kind}:{name}": count for name, count in flaws.items()})
+            if found:
+                return (found,)
+            if FINAL_FLAWS & set(flaws):
+                break
+        return None
+
+    async def _answer(
+        self, kind: str, messages: list[dict[str, str]], number: int, attempt: int, problem_id: str
+    ) -> dict[str, Any]:
+        model = self.settings.model
+        key = request_key(
+            kind=kind,
+            model=model,
+            messages=messages,
+            schema=_SCHEMA_DIGESTS[kind],
+            templates=self.templates.version,
+            round=number,
+            attempt=attempt,
+            sampling=self.settings.sampling(),
+        )
+        entry = self.ledger.get(key)
+        if entry is not None:
+            return entry["answer"]
+        if key not in self._pending:  # two rows with the same text share one request
+            facts = {"kind": kind, "problem": problem_id, "round": number, "attempt": attempt, "model": model}
+            task = asyncio.create_task(self._request(key, kind, messages, facts))
+            self._pending[key] = task
+            task.add_done_callback(lambda _: self._pending.pop(key))
+        return await self._pending[key]
+
+    async def _request(
+        self, key: str, kind: str, messages: list[dict[str, str]], facts: dict[str, Any]
+    ) -> dict[str, Any]:
+        if self.stopped:
+            raise Stopped
+        expected = 0.0
+        if self.account.prices:
+            expected = self.account.expected_cost(kind, sum(len(message["content"]) for message in messages))
+            if not self.account.allows(expected):
+                self.stop("max_cost")
+                raise Stopped
+        self.account.reserved += expected
+        try:
+            answer: Answer = await self.client.complete(facts["model"], messages, kind, SCHEMAS[kind])
+        except RequestFailed as failure:
+            self._failures += 1
+            if self._failures >= LONGEST_FAILURE_SERIES:
+                raise EndpointError(
+                    f"The last {self._failures} requests failed (the last one: {failure}); see to the endpoint and run "
+                    "again."
+                ) from None
+            raise
+        finally:
+            self.account.reserved -= expected
+        self._failures = 0
+        entry = {"key": key, **facts, "time": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+        fields = answer.to_entry()
+        await self.ledger.append({**entry, "usage": fields.pop("usage"), "answer": fields})
+        self._requests += 1
+        self.account.add(kind, answer.usage)
+        return fields
+
+
+def _feedback(current: Round) -> str:
+    reasons = []
+    for name in current.flaws:
+        kind, flaw = name.split(":")
+        if kind == "generator" and flaw in FLAW_TEXTS:
+            reasons.append(f"In the reply as a whole: {FLAW_TEXTS[flaw]}.")
+    for candidate in current.candidates:
+        local = [FLAW_TEXTS[candidate.incomplete]] if candidate.incomplete in FLAW_TEXTS else []
+        local += [violation.replace("_", " ") for violation in candidate.violations]
+        reasons.append(candidate_reason(candidate.number, candidate.fields, candidate.evaluation, local))
+    return feedback_text(reasons)
+
+
+class _on_interrupt:
+    """SIGINT and SIGTERM call a function once; the second time they do what they did before."""
+
+    def __init__(self, call: Callable[[], None]):
+        self._call = call
+
+    def __enter__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._set: list[int] = []
+        if threading.current_thread() is not threading.main_thread():
+            return  # only the main thread may handle signals
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                self._loop.add_signal_handler(number, self._fire)
+                self._set.append(number)
+            except NotImplementedError:  # Windows
+                pass
+
+    def __exit__(self, *exception: Any) -> None:
+        while self._set:
+            self._loop.remove_signal_handler(self._set.pop())
+
+    def _fire(self) -> None:
+        self.__exit__()
+        self._call()

@@ -1,0 +1,155 @@
+"""The requests that are sent: four text templates, what fills them, and how their version is told.
+
+The templates are files, so that they can be read and replaced (`--templates DIR`) without touching code. Their version
+goes into every request's key in the ledger: a changed template is asked anew, an unchanged one never twice.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+DEFAULT_TEMPLATES = Path(__file__).parent / "templates" / "v1"
+
+# What each template may hold; the first set must be there, or the model would not see what it has to work on.
+REQUIRED = {
+    "generator_system": (),
+    "generator_user": ("problem", "candidate_count", "feedback"),
+    "critic_system": (),
+    "critic_user": ("original", "candidates_json"),
+}
+PLACEHOLDERS = tuple(dict.fromkeys(name for names in REQUIRED.values() for name in names))
+_PLACEHOLDER = re.compile(r"\{(" + "|".join(PLACEHOLDERS) + r")\}")
+
+FEEDBACK_OPENING = """
+<feedback>
+An earlier attempt at this problem was turned down. Take the reasons below into account: mend what can be
+mended, or alter a different condition.
+{reasons}
+</feedback>
+"""
+MAX_REASON_CHARS = 1_500  # per candidate: a critic that rambles must not push the problem out of the context
+
+
+@dataclass(frozen=True)
+class Templates:
+    """
+    The four templates of one version.
+
+    Args:
+        texts (`Mapping[str, str]`): Template name to text.
+        version (`str`): Folder name and the first digits of a hash over all four texts.
+    """
+
+    texts: Mapping[str, str]
+    version: str
+
+    def generator_messages(self, problem: str, candidate_count: int, feedback: str = "") -> list[dict[str, str]]:
+        """Chat messages that ask for candidates; `feedback` is what [`feedback_text`] made of an earlier round."""
+        values = {"problem": problem, "candidate_count": str(candidate_count), "feedback": feedback}
+        return self._messages("generator", values)
+
+    def critic_messages(self, original: str, candidates: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+        """Chat messages that ask for an evaluation of every candidate, numbered from 1 in the given order."""
+        numbered = [{"candidate_number": n, **candidate} for n, candidate in enumerate(candidates, start=1)]
+        values = {"original": original, "candidates_json": json.dumps(numbered, ensure_ascii=False, indent=1)}
+        return self._messages("critic", values)
+
+    def _messages(self, kind: str, values: Mapping[str, str]) -> list[dict[str, str]]:
+        return [
+            {"role": role, "content": fill(self.texts[f"{kind}_{role}"], values).strip()} for role in ("system", "user")
+        ]
+
+
+def fill(template: str, values: Mapping[str, str]) -> str:
+    """
+    Put `values` into a template in one pass.
+
+    One pass, because a problem may itself contain `{feedback}`; and names only, because JSON and LaTeX are full of
+    braces that `str.format` would trip over.
+    """
+    return _PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), template)
+
+
+def load_templates(directory: str | Path | None = None) -> Templates:
+    """
+    Read the four template files of a directory, by default those of the package.
+
+    Raises:
+        `ValueError`: a file is missing, lacks a placeholder that it needs, or holds one that nothing fills.
+    """
+    folder = Path(directory) if directory else DEFAULT_TEMPLATES
+    texts = {}
+    for name, required in REQUIRED.items():
+        path = folder / f"{name}.txt"
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            raise ValueError(
+                f"`templates` {str(folder)!r} has no readable {path.name}; copy the files of {DEFAULT_TEMPLATES.name} "
+                "from the package and edit them."
+            ) from None
+        found = set(_PLACEHOLDER.findall(text))
+        for placeholder in required:
+            if placeholder not in found:
+                raise ValueError(
+                    f"`templates`: {path} must contain {{{placeholder}}}; add it where its text should go."
+                )
+        for placeholder in sorted(found - set(required)):
+            raise ValueError(
+                f"`templates`: {path} contains {{{placeholder}}}, which nothing fills there; it may hold "
+                f"{', '.join('{' + p + '}' for p in required) or 'no placeholder'}."
+            )
+        texts[name] = text
+    digest = hashlib.sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()
+    return Templates(texts, f"{folder.resolve().name}-{digest[:12]}")
+
+
+def feedback_text(reasons: Iterable[str]) -> str:
+    """The block that tells the generator why the round before failed; empty when there is nothing to tell."""
+    lines = [f"- {reason}" for reason in reasons]
+    return FEEDBACK_OPENING.format(reasons="\n".join(lines)) if lines else ""
+
+
+def candidate_reason(
+    number: int, fields: Mapping[str, Any], evaluation: Mapping[str, Any] | None, local: Iterable[str]
+):
+    """
+    One paragraph on why a candidate was not taken, for the feedback.
+
+    Args:
+        number (`int`): Its number in its round.
+        fields (`Mapping`): The candidate as the generator wrote it.
+        evaluation (`Mapping` or `None`): The critic's evaluation, `None` when there is none.
+        local (iterable of `str`): What the checks without a model found.
+    """
+    change = fields.get("counterfactual_condition_description") or fields.get("counterfactual_description") or ""
+    parts = [f"Candidate {number} (changed to: {_flat(change)})."]
+    parts += [f"{violation}." for violation in local]
+    if evaluation is None:
+        parts.append("It could not be judged.")
+    else:
+        parts += [f"{_flat(v['criterion'])}: {_flat(v['evidence'])}." for v in evaluation["violations"]]
+        for part in ("paraphrase", "counterfactual"):
+            status, confidence = evaluation[f"{part}_status"], evaluation[f"{part}_confidence"]
+            parts.append(
+                f"{part.capitalize()}: {status}, confidence {confidence:g}; {_flat(evaluation[f'{part}_reason'])}."
+            )
+        parts.append(
+            f"Source {evaluation['original_determinacy']}, counterfactual {evaluation['counterfactual_determinacy']}: "
+            f"{_flat(evaluation['determinacy_evidence'])}."
+        )
+        if evaluation["original_answer_type"] != evaluation["counterfactual_answer_type"]:
+            parts.append(
+                f"Answer type {evaluation['original_answer_type']} became {evaluation['counterfactual_answer_type']}."
+            )
+        parts.append(f"Overall confidence {evaluation['confidence']:g}.")
+    text = " ".join(parts)
+    return text if len(text) <= MAX_REASON_CHARS else text[:MAX_REASON_CHARS] + " ..."
+
+
+def _flat(text: Any) -> str:
+    return " ".join(str(text).split()).rstrip(".")

@@ -1,0 +1,149 @@
+"""A person's check: a page with a sample of triplets, and what comes back from it."""
+
+import difflib
+import json
+import random
+import re
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from .ledger import Ledger
+from .outputs import OutputDirectory, text_hash
+from .record import write_text
+from .report import write_report
+
+VERDICTS = ("accept", "reject", "unsure")
+# LaTeX commands, numbers and words as wholes, so that a difference marks what a reader would call one thing.
+_TOKEN = re.compile(r"\\[A-Za-z]+|\d+(?:[.,]\d+)*|\w+|\s+|.", re.DOTALL)
+
+
+def write_review_page(directory: str, count: int, seed: int = 42) -> Path:
+    """
+    Write a self-contained HTML page with a seeded sample of the complete triplets, accepted or not.
+
+    Args:
+        directory (`str`): Output directory of a run.
+        count (`int`): Size of the sample.
+        seed (`int`, *optional*, defaults to 42): The same seed draws the same sample from the same records.
+
+    Returns:
+        Path of the page.
+
+    Raises:
+        `ValueError`: no run in this directory, no complete triplet, or a count below 1.
+    """
+    if count < 1:
+        raise ValueError(f"`review` is {count}; give at least 1.")
+    output = OutputDirectory(directory)
+    complete = [record for record in output.load_records() if record["triplet_complete"]]
+    if not complete:
+        raise ValueError(f"`output` {directory!r} has no complete triplet to review; generate some first.")
+    sample = random.Random(seed).sample(sorted(complete, key=lambda record: record["id"]), min(count, len(complete)))
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, trim_blocks=True
+    )
+    page = environment.get_template("review.html.j2").render(
+        items=[_item(record) for record in sample], seed=seed, total=len(complete), name=output.path.resolve().name
+    )
+    write_text(output.review_page, page)
+    return output.review_page
+
+
+def apply_review(directory: str, verdicts: str | Path) -> str:
+    """
+    Take over the verdicts that the review page saved: rejected triplets lose `validation_passed`.
+
+    Verdicts are kept in the directory and hold for later runs too, as long as the texts stay the same.
+
+    Args:
+        directory (`str`): Output directory of a run.
+        verdicts (`str` or `Path`): The JSON file.
+
+    Returns:
+        The report, with how people and critic agree.
+
+    Raises:
+        `ValueError`: the file is not what the page saves, or speaks of records that are not there.
+        `LedgerError`: a run is going on in the directory.
+    """
+    output = OutputDirectory(directory)
+    output.load_run()
+    given = _read_verdicts(Path(verdicts))
+    with Ledger(output.ledger):  # keeps a run from writing the same files meanwhile
+        records = output.load_records()
+        unknown = sorted(set(given) - {record["id"] for record in records})
+        if unknown:
+            raise ValueError(
+                f"`apply_review` {str(verdicts)!r} speaks of {len(unknown)} records that `output` {directory!r} does "
+                f"not have ({unknown[0]} first); apply it to the directory whose page it comes from."
+            )
+        output.write_json(output.reviews, output.load_reviews() | given)
+        # Flags are set from the status again, so that a changed mind (reject, later accept) takes effect.
+        output.save_records([_without_verdict(record) for record in records])
+    return write_report(directory)
+
+
+def mark_differences(before: str, after: str) -> list[tuple[str, str]]:
+    """`after` in pieces, each `same` or `new` when compared with `before` word by word."""
+    old, new = _TOKEN.findall(before), _TOKEN.findall(after)
+    pieces = []
+    for operation, _, _, start, end in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        text = "".join(new[start:end])
+        if text:
+            pieces.append(("same" if operation == "equal" else "new", text))
+    return pieces
+
+
+def _item(record: Mapping[str, Any]) -> dict[str, Any]:
+    original, paraphrase, counterfactual = (
+        record[f"{name}_problem"] for name in ("original", "paraphrase", "counterfactual")
+    )
+    # A counterfactual is worded after one of the two others; against that one only the changed condition stands out.
+    similarity = {
+        name: difflib.SequenceMatcher(None, _TOKEN.findall(text), _TOKEN.findall(counterfactual), False).ratio()
+        for name, text in (("original", original), ("paraphrase", paraphrase))
+    }
+    nearer = max(similarity, key=similarity.get)
+    texts = {"original": original, "paraphrase": paraphrase}
+    return {
+        "record": record,
+        "text_hash": text_hash(record),
+        "original": mark_differences(counterfactual, original) if nearer == "original" else [("same", original)],
+        "paraphrase": mark_differences(original, paraphrase),
+        "counterfactual": mark_differences(texts[nearer], counterfactual),
+        "nearer": nearer,
+    }
+
+
+def _read_verdicts(path: Path) -> dict[str, dict[str, Any]]:
+    problem = f"`apply_review` {str(path)!r} is not a file that the review page saved; "
+    try:
+        items = json.loads(path.read_text(encoding="utf-8"))["verdicts"]
+    except FileNotFoundError:
+        raise ValueError(f"`apply_review` {str(path)!r} does not exist; give the file that the page saved.") from None
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ValueError(f"{problem}save it again from the page.") from None
+    return dict(_check_verdicts(items, problem))
+
+
+def _check_verdicts(items: Any, problem: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    if not isinstance(items, list):
+        raise ValueError(f"{problem}`verdicts` must be a list.")
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    for item in items:
+        if not isinstance(item, dict) or not all(isinstance(item.get(name), str) for name in ("id", "text_hash")):
+            raise ValueError(f"{problem}each verdict needs `id` and `text_hash`.")
+        if item.get("verdict") not in VERDICTS:
+            raise ValueError(f"{problem}the verdict on {item['id']} must be one of {', '.join(VERDICTS)}.")
+        note = str(item.get("note") or "")
+        yield item["id"], {"verdict": item["verdict"], "note": note, "text_hash": item["text_hash"], "time": now}
+
+
+def _without_verdict(record: Mapping[str, Any]) -> dict[str, Any]:
+    record = {name: value for name, value in record.items() if name != "human_review"}
+    passed = record["status"] in ("strict_pass", "repaired_pass")
+    return record | {"usable_for_training": record["triplet_complete"], "validation_passed": passed}

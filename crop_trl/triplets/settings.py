@@ -1,0 +1,170 @@
+"""Settings of the triplet pipeline, checked before anything is read or sent."""
+
+import json
+import os
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from .record import check_template
+
+OPENAI_URL = "https://api.openai.com/v1"
+RESPONSE_FORMATS = ("auto", "json_schema", "json_object", "text")
+
+
+@dataclass
+class TripletSettings:
+    """
+    Where problems come from, which model is asked and how, and what is accepted.
+
+    The API key is not a setting: it is read from an environment variable when the first request is made.
+    """
+
+    input: list[str] = field(
+        default_factory=list, metadata={"help": "JSONL files of problems, or one hub dataset's name."}
+    )
+    output: str = field(
+        default="triplets", metadata={"help": "Directory for the ledger, the triplets and the report. Rerun to resume."}
+    )
+    split: str = field(default="train", metadata={"help": "Split of a hub dataset."})
+    problem_column: str = field(
+        default="problem", metadata={"help": "Column of the problem: a text, or chat messages with one user turn."}
+    )
+    answer_column: str = field(
+        default="answer", metadata={"help": "Column of the answer, copied into the record; dots reach into a mapping."}
+    )
+    id_column: str = field(default="id", metadata={"help": "Column of the id; rows without one are numbered."})
+    input_template: str | None = field(
+        default=None,
+        metadata={
+            "help": "Answer-format wrapper of the input, holding {problem} once; known wrappers need not be given."
+        },
+    )
+    limit: int | None = field(default=None, metadata={"help": "Use the first so many rows."})
+    deduplicate: bool = field(
+        default=False,
+        metadata={"help": "Leave out rows whose problem stands earlier; otherwise they are only reported."},
+    )
+
+    model: str = field(default="gpt-5.1", metadata={"help": "Model name for generator and critic."})
+    base_url: str | None = field(
+        default=None,
+        metadata={
+            "help": "An OpenAI-compatible endpoint, up to and including /v1. Default: $OPENAI_BASE_URL, or OpenAI."
+        },
+    )
+    api_key_env: str = field(
+        default="OPENAI_API_KEY", metadata={"help": "Name of the environment variable that holds the API key."}
+    )
+    response_format: str = field(
+        default="auto",
+        metadata={
+            "help": "How JSON is asked for: json_schema, json_object or text. auto: the first one the endpoint takes.",
+            "choices": list(RESPONSE_FORMATS),
+        },
+    )
+    temperature: float | None = field(default=None, metadata={"help": "Sampling temperature; default: the endpoint's."})
+    reasoning_effort: str | None = field(
+        default=None, metadata={"help": "For reasoning models: low, medium, high, ..."}
+    )
+    max_completion_tokens: int | None = field(
+        default=None,
+        metadata={"help": "Longest answer. May change between runs without asking anything anew."},
+    )
+    extra_body: str | None = field(
+        default=None, metadata={"help": "JSON object merged into every request, for what an endpoint takes besides."}
+    )
+
+    candidates: int = field(default=3, metadata={"help": "Candidates a round, at most."})
+    rounds: int = field(default=2, metadata={"help": "Rounds; from the second on the critic's reasons go along."})
+    threshold: float = field(default=0.85, metadata={"help": "Smallest confidence that is accepted, for all three."})
+    malformed_retries: int = field(
+        default=0,
+        metadata={"help": "Ask again this often within a round when an answer is unusable (no JSON, cut off, ...)."},
+    )
+    templates: str | None = field(default=None, metadata={"help": "Directory with your own four template files."})
+
+    concurrency: int = field(default=64, metadata={"help": "Requests in flight, at most."})
+    timeout: float = field(default=600.0, metadata={"help": "Seconds until a request counts as lost."})
+    max_retries: int = field(default=8, metadata={"help": "Repetitions of a request after rate limits and failures."})
+    max_backoff: float = field(default=60.0, metadata={"help": "Longest wait between them; Retry-After goes first."})
+    max_cost: float | None = field(
+        default=None, metadata={"help": "Stop before the ledger's cost passes this many dollars."}
+    )
+    price_input: float | None = field(default=None, metadata={"help": "Dollars per million input tokens."})
+    price_output: float | None = field(default=None, metadata={"help": "Dollars per million output tokens."})
+    price_cached_input: float | None = field(default=None, metadata={"help": "The same for cached input tokens."})
+
+    def __post_init__(self):
+        if isinstance(self.input, (str, os.PathLike)):
+            self.input = [str(self.input)]
+        if self.input_template is not None:
+            check_template(self.input_template)
+        for name in ("candidates", "rounds", "concurrency"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "give at least 1")
+        for name in ("malformed_retries", "max_retries", "max_backoff"):
+            _require(getattr(self, name) >= 0, name, getattr(self, name), "give 0 or more")
+        for name in ("limit", "max_completion_tokens", "max_cost", "timeout"):
+            value = getattr(self, name)
+            _require(value is None or value > 0, name, value, "give more than 0, or leave it out")
+        _require(0 <= self.threshold <= 1, "threshold", self.threshold, "give a number from 0 to 1")
+        _require(
+            self.response_format in RESPONSE_FORMATS,
+            "response_format",
+            self.response_format,
+            f"choose one of {', '.join(RESPONSE_FORMATS)}",
+        )
+        self.extra_fields()
+        url = urlsplit(self.endpoint)
+        # Whatever stands in a URL ends up in logs and in the run's files.
+        if url.username or url.password or url.query:
+            raise ValueError(
+                "`base_url` must not carry a user name, password or query string; put the key into "
+                f"${self.api_key_env} and give the bare address."
+            )
+        _require(
+            url.scheme in ("http", "https") and bool(url.netloc),
+            "base_url",
+            self.base_url,
+            "give an address such as http://127.0.0.1:8000/v1",
+        )
+
+    @property
+    def endpoint(self) -> str:
+        """The address that requests go to."""
+        return self.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
+
+    def api_key(self) -> str:
+        """
+        The key from the environment; a placeholder for endpoints other than OpenAI's, which may not want one.
+
+        Raises:
+            `ValueError`: no key, and the endpoint is OpenAI's.
+        """
+        key = os.environ.get(self.api_key_env, "").strip()
+        if not key and self.endpoint.rstrip("/") == OPENAI_URL:
+            raise ValueError(f"${self.api_key_env} is not set; export your API key under that name and run again.")
+        return key or "no-key"
+
+    def extra_fields(self) -> dict[str, Any]:
+        """`extra_body` as a mapping."""
+        if self.extra_body is None:
+            return {}
+        try:
+            fields = json.loads(self.extra_body)
+        except ValueError:
+            fields = None
+        _require(
+            isinstance(fields, dict), "extra_body", self.extra_body, """give a JSON object such as '{"top_p": 0.9}'"""
+        )
+        return fields
+
+    def sampling(self) -> dict[str, Any]:
+        """What shapes an answer besides model and messages; part of a request's key, as length limits are not."""
+        fields = {"temperature": self.temperature, "reasoning_effort": self.reasoning_effort}
+        return {name: value for name, value in fields.items() if value is not None} | self.extra_fields()
+
+
+def _require(condition: bool, name: str, value: Any, remedy: str) -> None:
+    if not condition:
+        raise ValueError(f"`{name}` is {value!r}; {remedy}.")

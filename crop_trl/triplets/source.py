@@ -1,0 +1,151 @@
+"""The problems that triplets are made of: reading them, taking wrappers off, screening."""
+
+import os.path
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .record import DEFAULT_PROMPT_TEMPLATE, load_records, unwrap_problem
+from .settings import TripletSettings
+from .validation import unclean_reason
+
+# DAPO-Math-17k, as published on the hub, wraps every problem in this.
+DAPO_TEMPLATE = (
+    "Solve the following math problem step by step. The last line of your response should be of the form "
+    "Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n{problem}\n\n"
+    'Remember to put your answer on its own line after "Answer:".'
+)
+KNOWN_WRAPPERS = (DEFAULT_PROMPT_TEMPLATE, DAPO_TEMPLATE)
+SHORTEST_WRAPPER = 30  # characters that every problem begins or ends with, before they are taken for a wrapper
+
+
+@dataclass(frozen=True)
+class Problem:
+    """
+    One problem.
+
+    Args:
+        id (`str`): Unique within a run.
+        text (`str`): The bare problem.
+        answer (`str`, *optional*): Its answer.
+        excluded (`str`, *optional*): Why no triplet is made of it: `empty`, `control_characters`, `invalid_unicode`.
+    """
+
+    id: str
+    text: str
+    answer: str | None = None
+    excluded: str | None = None
+
+
+@dataclass
+class ProblemSet:
+    """
+    The problems of a run.
+
+    Args:
+        problems (`list[Problem]`): In the order of the input.
+        duplicates (`dict`): `groups` of equal texts, `rows` that repeat an earlier one, `conflicting_answers` (groups
+            with more than one answer), `left_out`, and the first `examples`.
+        notes (`list[str]`): What the user should look at.
+    """
+
+    problems: list[Problem]
+    duplicates: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def read_problems(settings: TripletSettings) -> ProblemSet:
+    """
+    Read and screen the input of `settings`.
+
+    Raises:
+        `ValueError`: no input, a file or column that is not there, or an id that two rows share.
+    """
+    if not settings.input:
+        raise ValueError("`input` is empty; give one or more JSONL files, or a hub dataset's name.")
+    rows = [row for source in settings.input for row in _read(source, settings.split)]
+    if settings.limit is not None:
+        rows = rows[: settings.limit]
+    if not rows:
+        raise ValueError(f"`input` {', '.join(settings.input)} holds no rows; give files with one problem a line.")
+    wrappers = [w for w in (settings.input_template, *KNOWN_WRAPPERS) if w]
+    problems = [_problem(number, row, settings, wrappers) for number, row in enumerate(rows)]
+    seen: set[str] = set()
+    for problem in problems:
+        if problem.id in seen:
+            raise ValueError(
+                f"`id_column` {settings.id_column!r} gives two rows the id {problem.id!r}; make ids unique."
+            )
+        seen.add(problem.id)
+    problem_set = ProblemSet(problems, notes=_common_text_notes(problems))
+    _find_duplicates(problem_set, settings.deduplicate)
+    return problem_set
+
+
+def _read(source: str, split: str) -> Iterable[Mapping[str, Any]]:
+    try:
+        return load_records(source, split)
+    except FileNotFoundError:
+        raise ValueError(f"`input` {source!r} does not exist; give a JSONL file or a hub dataset's name.") from None
+
+
+def _problem(number: int, row: Mapping[str, Any], settings: TripletSettings, wrappers: Iterable[str]) -> Problem:
+    if settings.problem_column not in row:
+        raise ValueError(
+            f"`problem_column` {settings.problem_column!r} is missing in row {number + 1} of `input` (it has "
+            f"{', '.join(sorted(map(str, row)))}); name the column that holds the problem."
+        )
+    text = _text(row[settings.problem_column])
+    for wrapper in wrappers:
+        text = unwrap_problem(text, wrapper)
+    # Screened before white space is stripped, since str.strip() takes some control characters with it.
+    excluded = unclean_reason(text)
+    identifier = row.get(settings.id_column)
+    answer: Any = row
+    for name in settings.answer_column.split("."):
+        answer = answer.get(name) if isinstance(answer, Mapping) else None
+    return Problem(
+        id=f"row_{number:06d}" if identifier is None else str(identifier),
+        text=text if excluded else text.strip(),
+        answer=None if answer is None else str(answer),
+        excluded=excluded,
+    )
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):  # chat messages, as hub datasets for TRL and verl have them
+        turns = [m.get("content") for m in value if isinstance(m, Mapping) and m.get("role") == "user"]
+        value = turns[-1] if turns else None
+    return value if isinstance(value, str) else ""
+
+
+def _common_text_notes(problems: list[Problem]) -> list[str]:
+    texts = [problem.text for problem in problems if not problem.excluded]
+    if len(set(texts)) < 20:
+        return []
+    start = os.path.commonprefix(texts)
+    end = os.path.commonprefix([text[::-1] for text in texts])[::-1]
+    return [
+        f"Every problem {where} with {common!r}: if that is a wrapper and not part of the problem, give it as "
+        "`input_template`."
+        for where, common in (("begins", start), ("ends", end))
+        if len(common) >= SHORTEST_WRAPPER
+    ]
+
+
+def _find_duplicates(problem_set: ProblemSet, leave_out: bool) -> None:
+    groups: dict[str, list[Problem]] = defaultdict(list)
+    for problem in problem_set.problems:
+        groups[" ".join(problem.text.split())].append(problem)
+    repeated = [group for group in groups.values() if len(group) > 1]
+    problem_set.duplicates = {
+        "groups": len(repeated),
+        "rows": sum(len(group) - 1 for group in repeated),
+        "conflicting_answers": sum(len({problem.answer for problem in group}) > 1 for group in repeated),
+        "left_out": leave_out,
+        "examples": [[problem.id for problem in group] for group in repeated[:5]],
+    }
+    if leave_out:
+        later = {problem.id for group in repeated for problem in group[1:]}
+        problem_set.problems = [problem for problem in problem_set.problems if problem.id not in later]

@@ -1,0 +1,355 @@
+"""An OpenAI-compatible chat server that answers by script: good answers, and every way in which one can be bad.
+
+Each problem has a plan, chosen by a checksum of its text (or by a `[plan:NAME]` in it), and a plan says what becomes of
+the problem: a run's records can be checked one by one. Run it as a process of its own:
+
+    python scripted_server.py --log FILE [--no-json-schema] [--no-json-mode] [--key KEY] [--latency S] [--plan NAME]
+
+It prints its address. The log has one line per answer (a chat completion that was sent), with the answer's id.
+"""
+
+import argparse
+import asyncio
+import hashlib
+import itertools
+import json
+import re
+import zlib
+from collections import Counter
+
+from aiohttp import web
+
+# name: (share, status that the record must get, generator by round, critic by round, transport faults)
+# A tuple holds round 1 and round 2; one name stands for both.
+PLANS = {
+    "good": (120, "strict_pass", "good", "good", None),
+    "one_candidate": (4, "strict_pass", "one", "good", None),
+    "fenced": (3, "strict_pass", "fenced", "fenced", None),
+    "thinking": (3, "strict_pass", "thinking", "thinking", None),
+    "too_many": (2, "strict_pass", "too_many", "good", None),
+    "one_bad_candidate": (2, "strict_pass", "one_bad", "good", None),
+    "one_control": (2, "strict_pass", "one_control", "good", None),
+    "wrong_selection": (4, "strict_pass", "good", "wrong_selection", None),
+    "missing_evaluation": (2, "strict_pass", "good", "only_second", None),
+    "unknown_number": (2, "strict_pass", "good", "unknown_number", None),
+    "duplicate_number": (2, "strict_pass", "good", "first_twice", None),
+    "one_confidence_string": (2, "strict_pass", "good", "first_confidence_string", None),
+    "repaired": (8, "repaired_pass", "good", ("reject", "good"), None),
+    "repaired_not_json": (1, "repaired_pass", ("not_json", "good"), "good", None),
+    "repaired_cut_off": (1, "repaired_pass", ("cut_off", "good"), "good", None),
+    "repaired_empty": (1, "repaired_pass", ("empty", "good"), "good", None),
+    "repaired_wrong_schema": (1, "repaired_pass", ("wrong_schema", "good"), "good", None),
+    "repaired_refusal": (1, "repaired_pass", ("refusal", "good"), "good", None),
+    "repaired_filter": (1, "repaired_pass", ("content_filter", "good"), "good", None),
+    "repaired_none": (1, "repaired_pass", ("none", "good"), "good", None),
+    "repaired_control": (1, "repaired_pass", ("control", "good"), "good", None),
+    "repaired_critic_not_json": (1, "repaired_pass", "good", ("not_json", "good"), None),
+    "not_json": (1, "pending_repair", "not_json", "good", None),
+    "cut_off": (1, "pending_repair", "cut_off", "good", None),
+    "empty": (1, "pending_repair", "empty", "good", None),
+    "wrong_schema": (1, "pending_repair", "wrong_schema", "good", None),
+    "refusal": (1, "pending_repair", "refusal", "good", None),
+    "control": (2, "pending_repair", "control", "good", None),
+    "surrogate": (1, "pending_repair", "surrogate", "good", None),
+    "reject": (3, "needs_review", "good", "reject", None),
+    "low_paraphrase": (1, "needs_review", "good", "low_paraphrase", None),
+    "low_counterfactual": (1, "needs_review", "good", "low_counterfactual", None),
+    "low_overall": (1, "needs_review", "good", "low_overall", None),
+    "violation_but_accepted": (1, "needs_review", "good", "violation", None),
+    "type_mismatch": (1, "needs_review", "good", "type_mismatch", None),
+    "underdetermined": (1, "needs_review", "good", "underdetermined", None),
+    "original_inconsistent": (1, "needs_review", "good", "original_inconsistent", None),
+    "critic_not_json": (1, "needs_review", "good", "not_json", None),
+    "critic_cut_off": (1, "needs_review", "good", "cut_off", None),
+    "critic_empty": (1, "needs_review", "good", "empty", None),
+    "critic_wrong_schema": (1, "needs_review", "good", "wrong_schema", None),
+    "critic_refusal": (1, "needs_review", "good", "refusal", None),
+    "critic_duplicate_key": (1, "needs_review", "good", "duplicate_key", None),
+    "critic_all_twice": (1, "needs_review", "good", "all_twice", None),
+    "confidence_out_of_range": (1, "needs_review", "good", "confidence_out_of_range", None),
+    "confidence_nan": (1, "needs_review", "good", "confidence_nan", None),
+    "confidence_string": (1, "needs_review", "good", "confidence_string", None),
+    "same_texts": (1, "needs_review", "same_texts", "good", None),
+    "broken_latex": (1, "needs_review", "broken_latex", "good", None),
+    "http_429": (4, "strict_pass", "good", "good", "429"),
+    "http_500": (2, "strict_pass", "good", "good", "500"),
+    "http_503": (2, "strict_pass", "good", "good", "503"),
+    "http_html": (2, "strict_pass", "good", "good", "html"),
+    "http_no_choices": (2, "strict_pass", "good", "good", "no_choices"),
+    "http_cut": (2, "strict_pass", "good", "good", "cut"),
+    "http_hang": (1, "strict_pass", "good", "good", "hang"),
+    "http_400": (1, "pending_repair", "good", "good", "400"),
+    "http_400_critic": (1, "needs_review", "good", "good", "400_critic"),
+}
+_WHEEL = [name for name, plan in PLANS.items() for _ in range(plan[0])]
+
+
+def plan_of(problem: str) -> str:
+    """The plan of a problem; duplicates share one."""
+    named = re.search(r"\[plan:(\w+)\]", problem)
+    return named[1] if named else _WHEEL[zlib.crc32(problem.encode()) % len(_WHEEL)]
+
+
+def expected_status(problem: str) -> str:
+    """The status that a run over `problem` must end in."""
+    return PLANS[plan_of(problem)][1]
+
+
+def candidate(problem: str, number: int) -> dict[str, str]:
+    changed, count = re.subn(r"\d+", lambda m: str(int(m[0]) + number), problem, count=1)
+    return {
+        "condition_type": ("Side Length", "modulus", "initial value")[number % 3],
+        "original_condition_description": "the first number",
+        "paraphrased_condition_description": "the first number, as before",
+        "counterfactual_condition_description": f"the first number is {number} larger",
+        "paraphrase_problem": f"In other words: {problem}",
+        "counterfactual_problem": changed if count else f"{problem} Take {number} away.",
+        "counterfactual_description": "One number differs.",
+    }
+
+
+def generator(kind: str, problem: str) -> tuple[str | None, str, str | None]:
+    """Content, finish reason and refusal of a generator's answer."""
+    count = {"one": 1, "too_many": 4}.get(kind, 3)
+    candidates = [candidate(problem, n) for n in range(1, count + 1)]
+    if kind == "one_bad":
+        del candidates[1]["paraphrase_problem"]
+    elif kind == "one_control":
+        candidates[0]["paraphrase_problem"] += " \frac{1}{2}"
+    elif kind == "control":
+        for item in candidates:
+            item["counterfactual_problem"] += "\x0crac{1}{2}"
+    elif kind == "surrogate":
+        for item in candidates:
+            item["paraphrase_problem"] += "\ud83d"
+    elif kind == "same_texts":
+        for item in candidates:
+            item["counterfactual_problem"] = item["paraphrase_problem"].replace(" ", "  ")
+    elif kind == "broken_latex":
+        for item in candidates:
+            item["counterfactual_problem"] += " with $2 \times 3$"
+    elif kind == "none":
+        candidates = []
+    content = json.dumps({"decision": "candidates", "candidates": candidates})
+    return finish(kind, content)
+
+
+def critic(kind: str, candidates: list) -> tuple[str | None, str, str | None]:
+    """Content, finish reason and refusal of a critic's answer."""
+    evaluations = []
+    for n in range(1, len(candidates) + 1):
+        evaluation = {
+            "candidate_number": n,
+            "decision": "accept",
+            "violations": [],
+            "paraphrase_status": "accept",
+            "paraphrase_confidence": 0.99 - n / 100,
+            "paraphrase_reason": "Same conditions, other words.",
+            "counterfactual_status": "accept",
+            "counterfactual_confidence": 0.96 - n / 100,
+            "counterfactual_reason": "One number differs and the problem stays sound.",
+            "original_answer_type": "single_integer",
+            "counterfactual_answer_type": "single_integer",
+            "original_determinacy": "determinate",
+            "counterfactual_determinacy": "determinate",
+            "determinacy_evidence": "A linear equation has one root.",
+            "confidence": 0.97 - n / 100,
+        }
+        first = n == 1
+        if kind == "reject" or (kind == "wrong_selection" and first):
+            evaluation |= {
+                "decision": "reject",
+                "counterfactual_status": "reject",
+                "violations": [{"criterion": "two_conditions", "evidence": "both numbers differ"}],
+            }
+        elif kind == "low_paraphrase":
+            evaluation["paraphrase_confidence"] = 0.8
+        elif kind == "low_counterfactual":
+            evaluation["counterfactual_confidence"] = 0.8499
+        elif kind == "low_overall":
+            evaluation["confidence"] = 0.2
+        elif kind == "violation":
+            evaluation["violations"] = [{"criterion": "awkward", "evidence": "reads badly"}]
+        elif kind == "type_mismatch":
+            evaluation["counterfactual_answer_type"] = "single_rational"
+        elif kind == "underdetermined":
+            evaluation["counterfactual_determinacy"] = "underdetermined"
+        elif kind == "original_inconsistent":
+            evaluation["original_determinacy"] = "inconsistent"
+        elif kind == "confidence_out_of_range":
+            evaluation["confidence"] = 97
+        elif kind == "confidence_nan":
+            evaluation["confidence"] = float("nan")
+        elif kind == "confidence_string" or (kind == "first_confidence_string" and first):
+            evaluation["paraphrase_confidence"] = "0.99"
+        evaluations.append(evaluation)
+    if kind == "only_second":
+        evaluations = evaluations[1:2]
+    elif kind == "unknown_number":
+        evaluations.append(evaluations[0] | {"candidate_number": 7})
+    elif kind == "first_twice":
+        evaluations.append(dict(evaluations[0], decision="reject"))
+    elif kind == "all_twice":
+        evaluations += evaluations
+    content = json.dumps({"evaluations": evaluations, "selected_candidate_number": 1})
+    if kind == "duplicate_key":
+        content = content.replace('"decision": "accept"', '"decision": "accept", "decision": "reject"', 1)
+    return finish(kind, content)
+
+
+def finish(kind: str, content: str) -> tuple[str | None, str, str | None]:
+    if kind == "not_json":
+        return content.replace(":", " =", 3), "stop", None
+    if kind == "cut_off":
+        return content[: len(content) // 2], "length", None
+    if kind == "empty":
+        return "", "stop", None
+    if kind == "wrong_schema":
+        return json.dumps({"result": json.loads(content)}), "stop", None
+    if kind == "refusal":
+        return None, "stop", "I can't help with that."
+    if kind == "content_filter":
+        return content[:20], "content_filter", None
+    if kind == "fenced":
+        return f"Sure, here {{it}} is:\n```json\n{content}\n```\nAnything else?", "stop", None
+    if kind == "thinking":
+        return f'<think>Let me see {{"candidates": ...}}</think>\n{content}', "stop", None
+    return content, "stop", None
+
+
+class Server:
+    def __init__(self, options: argparse.Namespace):
+        self.options = options
+        self.numbers = itertools.count()
+        self.seen: Counter = Counter()
+        self.run = hashlib.sha256(str(id(self)).encode()).hexdigest()[:6]
+        self.log = open(options.log, "a", buffering=1) if options.log else None
+        self.in_flight = self.most_in_flight = 0
+
+    async def stats(self, request: web.Request) -> web.Response:
+        return web.json_response({"most_in_flight": self.most_in_flight, "requests": sum(self.seen.values())})
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        try:
+            return await self.answer(request, await request.json())
+        finally:
+            self.in_flight -= 1
+
+    async def answer(self, request: web.Request, body: dict) -> web.StreamResponse:
+        if self.options.key and request.headers.get("authorization") != f"Bearer {self.options.key}":
+            return error(401, f"Incorrect API key provided: {request.headers.get('authorization')}", "invalid_api_key")
+        if self.options.model and body["model"] != self.options.model:
+            return error(404, f"The model {body['model']} does not exist", "model_not_found")
+        kind = body.get("response_format", {}).get("type", "text")
+        if (kind == "json_schema" and self.options.no_json_schema) or (
+            kind == "json_object" and self.options.no_json_mode
+        ):
+            return error(400, f"response_format {kind} is not supported", "invalid_request_error")
+        if self.options.latency:
+            await asyncio.sleep(self.options.latency)
+        system, user = (message["content"] for message in body["messages"])
+        problem = re.search(r"<problem>\n(.*?)\n</problem>", user, re.DOTALL)[1]
+        plan = self.options.plan or plan_of(problem)
+        _, _, generates, judges, transport = PLANS[plan]
+        is_critic = "<candidates>" in user
+        request_hash = hashlib.sha256(json.dumps([body["model"], system, user]).encode()).hexdigest()
+        self.seen[request_hash] += 1
+        first = self.seen[request_hash] == 1
+        fault = await self.transport(transport, first, is_critic, request)
+        if fault is not None:
+            return fault
+        if is_critic:
+            candidates = json.loads(re.search(r"<candidates>\n(.*)\n</candidates>", user, re.DOTALL)[1])
+            # The generator's second round starts from candidates alike, so the round is told by the plan's memory.
+            self.seen[f"critic {problem}"] += first
+            round_number = min(2, self.seen[f"critic {problem}"]) if "repaired" in plan else 1
+            kind = judges if isinstance(judges, str) else judges[round_number - 1]
+            content, reason, refusal = critic(kind, candidates)
+        else:
+            round_number = 2 if "<feedback>" in user else 1
+            kind = generates if isinstance(generates, str) else generates[round_number - 1]
+            content, reason, refusal = generator(kind, problem)
+            if round_number == 2 and content:  # another text, so that the critic's second request is another one
+                content = content.replace("In other words:", "Put differently:")
+        identifier = f"chatcmpl-{self.run}-{next(self.numbers)}"
+        if self.log:
+            self.log.write(json.dumps({"id": identifier, "request": request_hash, "plan": plan}) + "\n")
+        return web.json_response(
+            {
+                "id": identifier,
+                "object": "chat.completion",
+                "created": 0,
+                "model": body["model"],
+                "choices": [
+                    {
+                        "index": 0,
+                        "finish_reason": reason,
+                        "message": {"role": "assistant", "content": content, "refusal": refusal},
+                    }
+                ],
+                "usage": {
+                    "prompt_tokens": len(system + user) // 4,
+                    "completion_tokens": len(content or "") // 4,
+                    "total_tokens": len(system + user + (content or "")) // 4,
+                    "prompt_tokens_details": {"cached_tokens": len(system) // 4},
+                },
+            }
+        )
+
+    async def transport(
+        self, fault: str | None, first: bool, is_critic: bool, request: web.Request
+    ) -> web.StreamResponse | None:
+        if fault == "400" or (fault == "400_critic" and is_critic):
+            return error(400, "Your prompt was flagged.", "content_policy_violation")
+        if fault is None or not first:
+            return None
+        if fault == "429":
+            return error(429, "Rate limit reached", "rate_limit_exceeded", {"Retry-After": "0.3"})
+        if fault in ("500", "503"):
+            return error(int(fault), f"try later; you sent {request.headers.get('authorization')}", None)
+        if fault == "html":
+            return web.Response(text="<html>gateway</html>", content_type="text/html")
+        if fault == "no_choices":
+            return web.json_response({"id": "x", "choices": []})
+        if fault == "hang":
+            await asyncio.sleep(30)
+        if fault == "cut":
+            response = web.StreamResponse(headers={"Content-Length": "10000", "Content-Type": "application/json"})
+            await response.prepare(request)
+            await response.write(b'{"id": "half')
+            request.transport.close()
+            return response
+        return None
+
+
+def error(status: int, message: str, code: str | None, headers: dict | None = None) -> web.Response:
+    return web.json_response({"error": {"message": message, "code": code}}, status=status, headers=headers)
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--log")
+    parser.add_argument("--key")
+    parser.add_argument("--model")
+    parser.add_argument("--plan")
+    parser.add_argument("--latency", type=float, default=0.0)
+    parser.add_argument("--no-json-schema", action="store_true")
+    parser.add_argument("--no-json-mode", action="store_true")
+    options = parser.parse_args()
+    server = Server(options)
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", server.chat)
+    app.router.add_get("/stats", server.stats)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", options.port)
+    await site.start()
+    print(f"http://127.0.0.1:{runner.addresses[0][1]}/v1", flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
