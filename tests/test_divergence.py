@@ -134,6 +134,18 @@ def test_jsd_of_identical_is_zero(p, random):
     assert topk_jsd(p, shuffled).item() == pytest.approx(0.0, abs=1e-7)
 
 
+@both_precisions
+def test_rounding_does_not_leave_the_bounds(dtype):
+    generator = torch.Generator().manual_seed(2)
+    p = random_topk(generator, (50, 200), 24, 16, dtype)
+    # All but identical, and nothing in common: without care, sums of rounded terms end below 0 and above ln 2.
+    nearly = TopK(p.token_ids, p.logprobs * (1 + 1e-6 * torch.randn(p.logprobs.shape, generator=generator)).to(dtype))
+    whole = TopK(p.token_ids, p.logprobs.log_softmax(-1))
+    elsewhere = TopK(whole.token_ids + 24, whole.logprobs)
+    for value in (topk_jsd(p, nearly), topk_jsd(whole, elsewhere)):
+        assert (value >= 0.0).all() and (value <= math.log(2.0)).all()
+
+
 def test_disjoint_certainties_are_ln2_apart():
     value = topk_jsd(position({3: 1.0}, torch.float32), position({5: 1.0}, torch.float32))
     assert value.item() == pytest.approx(math.log(2.0), abs=1e-7)

@@ -134,6 +134,19 @@ def test_negative_zero_equals_zero():
     assert kept[0].nonzero().flatten().tolist() == list(range(300))
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("width", [100, 3000, 5000])
+def test_ties_are_broken_alike_on_cuda(width):
+    generator = torch.Generator().manual_seed(width)
+    scores = torch.randint(-2, 3, (16, width), generator=generator) * 0.5
+    scores[torch.rand(16, width, generator=generator) < 0.2] = -0.0
+    scores[torch.rand(16, width, generator=generator) < 0.1] = math.nan
+    mask = torch.rand(16, width, generator=generator) < 0.8
+    for ratio in (0.2, 0.29, 0.5):
+        assert torch.equal(select_top_b(scores.cuda(), mask.cuda(), ratio).cpu(), select_top_b(scores, mask, ratio))
+
+
 def test_holes_and_padding_do_not_count():
     scores = torch.tensor([[9.0, 1.0, 9.0, 2.0, 3.0, 4.0, 5.0, 9.0, 9.0]])
     mask = torch.tensor([[0, 1, 0, 1, 1, 1, 1, 0, 0]])
