@@ -44,7 +44,7 @@ class RowStyle:
 CROP_STYLES = {
     SEMANTIC: RowStyle("blue", "divergence", "nats", 0.01, "prediction unchanged", "moves most"),
     SURFACE: RowStyle("orange", "divergence", "nats", 0.01, "prediction unchanged", "moves most"),
-    MARGIN: RowStyle("signed", "divergence", "nats", 0.01, "wording moves it more", "condition does"),
+    MARGIN: RowStyle("signed", "divergence", "nats", 0.01, "moved by wording", "moved by condition"),
 }
 
 
@@ -118,6 +118,10 @@ class ResponseHeatmap:
         largest = max((abs(v) for k in group for v in self.rows[k] if math.isfinite(v)), default=0.0)
         return max(largest, self.styles[label].floor) or 1.0
 
+    def has_missing(self) -> bool:
+        """Whether some value is not finite."""
+        return any(not math.isfinite(v) for values in self.rows.values() for v in values)
+
     def peak(self) -> int:
         """Position of the largest finite value of the last row; 0 when it has none."""
         values = list(self.rows.values())[-1]
@@ -133,16 +137,19 @@ class ResponseHeatmap:
     def summary(self) -> str:
         """How many tokens are kept and how strong they are, in one sentence."""
         n_kept, n = sum(self.kept), len(self)
-        text = f"{n_kept:,} of {n:,} tokens ({100 * n_kept / n:.0f} %) are kept for training"
+        text = f"Kept for training: {n_kept:,} of {n:,} tokens ({100 * n_kept / n:.0f} %)."
         label, values = list(self.rows.items())[-1]
-        strong = 0.05 * self.limit(label)
-        weak = sum(1 for v, k in zip(values, self.kept, strict=True) if k and not v > strong)
-        if self.styles[label].colour == "signed" and weak:
+        finite = [(v, k) for v, k in zip(values, self.kept) if math.isfinite(v)]
+        chosen, others = [v for v, k in finite if k], [v for v, k in finite if not k]
+        pale = 0.05 * self.limit(label)
+        weak = sum(v <= pale for v in chosen)
+        # Said only where it is so: another method, or none, may have chosen the tokens.
+        if self.styles[label].colour == "signed" and weak and others and min(chosen) >= max(others):
             text += (
-                f"; {weak:,} of them are close to white or orange in the row “{short_name(label)}”: the number of kept "
-                "tokens is fixed, so it is filled up with the next best"
+                f" {weak:,} of these {'has' if weak == 1 else 'have'} next to no colour, or orange, in the row "
+                f"“{short_name(label)}”: the number of tokens to keep is given, so the next best fill it up."
             )
-        return text + "."
+        return text
 
     def prompts(self) -> list[tuple[str, list[tuple[str, bool]]]]:
         """The prompts that are known, each as a heading and its text in pieces `(text, changed)`."""
@@ -151,12 +158,14 @@ class ResponseHeatmap:
             # In the original, the words that the counterfactual replaces: they are the condition.
             against = self.prompt if self.counterfactual is None else self.counterfactual
             blocks.append(("Original problem", word_changes(against, self.prompt)))
-        for heading, text in (
-            ("Paraphrase: same problem, other words", self.paraphrase),
-            ("Counterfactual: one condition changed", self.counterfactual),
+        for heading, text, ignore_moves in (
+            # A paraphrase moves numbers about; marked, they would look as if they were new.
+            ("Paraphrase: same problem, other words", self.paraphrase, True),
+            ("Counterfactual: one condition changed", self.counterfactual, False),
         ):
             if text is not None:
-                blocks.append((heading, word_changes(text if self.prompt is None else self.prompt, text)))
+                against = text if self.prompt is None else self.prompt
+                blocks.append((heading, word_changes(against, text, ignore_moves)))
         return blocks
 
 
@@ -183,7 +192,7 @@ def explanation(heatmap: ResponseHeatmap) -> str:
     return text + (
         "The coloured bars under each token show how far the "
         f"{heatmap.scorer}'s prediction of it moves when the same answer is read under the counterfactual or under the "
-        "paraphrase instead of the original problem: 0 (white) is no change, 0.69 nats (ln 2) the most there can be."
+        "paraphrase instead of the original problem. No colour: no change. The most there can be is 0.69 nats (ln 2)."
     )
 
 

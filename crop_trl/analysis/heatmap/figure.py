@@ -13,7 +13,7 @@ from .data import (
     short_name,
     write_atomically,
 )
-from .text import CONTINUED, visible_text, visible_token
+from .text import CONTINUED, shorten, visible_text, visible_token
 
 # Inches, except for font sizes, which are points.
 LABELS = 1.2
@@ -91,7 +91,7 @@ def _draw(page: Page, heatmap: ResponseHeatmap) -> None:
     if heatmap.is_long:
         page.paragraph(
             f"Close-up: tokens {start + 1:,} to {end:,} of {len(heatmap):,}, round the highest "
-            f"{short_name(list(heatmap.rows)[-1])}",
+            f"{visible_text(short_name(list(heatmap.rows)[-1]))}",
             10.5,
             bold=True,
         )
@@ -103,6 +103,8 @@ def _draw(page: Page, heatmap: ResponseHeatmap) -> None:
     footer = [heatmap.summary()]
     if heatmap.note:
         footer.append(visible_text(heatmap.note))
+    if heatmap.has_missing():
+        footer.append("Grey: no value.")
     shown = "".join(visible_token(token) for token in heatmap.tokens[start:end])
     marks = {
         "␣": "a space",
@@ -124,7 +126,7 @@ def _draw_prompts(page: Page, heatmap: ResponseHeatmap) -> None:
     for heading, pieces in heatmap.prompts():
         page.paragraph(heading, 9.5, bold=True)
         tint = CHANGED[heading.split()[0].rstrip(":")]
-        lines = _wrap_pieces(page, _shorten(pieces), WIDTH - EDGE - indent)
+        lines = _wrap_pieces(page, shorten(pieces), WIDTH - EDGE - indent)
         if len(lines) > PROMPT_MAX_LINES:
             lines = [*lines[: PROMPT_MAX_LINES - 1], [("[…]", False)]]
         for line in lines:
@@ -138,24 +140,6 @@ def _draw_prompts(page: Page, heatmap: ResponseHeatmap) -> None:
             page.y += PROMPT_LINE
         page.y += 0.07
     page.y += 0.06
-
-
-def _shorten(pieces, around: int = 30, limit: int = 240):
-    """Leave out what is far from any change in a prompt of more than `limit` pieces, so that the changes are seen."""
-    if len(pieces) <= limit:
-        return pieces
-    changes = [i for i, (_, changed) in enumerate(pieces) if changed]
-    if len(changes) > limit:
-        return pieces
-    near = set(range(around)).union(*(range(i - around, i + around + 1) for i in changes))
-    shortened, skipped = [], False
-    for i, piece in enumerate(pieces):
-        if i in near:
-            shortened.append(piece)
-        elif not skipped:
-            shortened.append((" […] ", False))
-        skipped = i not in near
-    return shortened
 
 
 def _wrap_pieces(page: Page, pieces, width: float):

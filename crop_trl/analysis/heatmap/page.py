@@ -1,6 +1,7 @@
 """A heat map as one HTML file: no script, style or font from elsewhere, readable with the keyboard and on a phone."""
 
 import html
+import itertools
 import json
 import math
 
@@ -12,7 +13,7 @@ from .data import (
     short_name,
     write_atomically,
 )
-from .text import CONTINUED, visible_text, visible_token
+from .text import CONTINUED, shorten, visible_text, visible_token
 
 STYLE = """
 :root{color-scheme:light dark;--bg:#fff;--ink:#1a1a1a;--quiet:#595959;--line:#c4c4c4;--panel:#f3f3f3;
@@ -26,19 +27,21 @@ h1{font-size:1.4rem;line-height:1.25;margin:.2rem 0 .5rem}
 h2{font-size:1rem;margin:.8rem 0 .1rem}
 p{margin:.3rem 0;max-width:65rem}
 .quiet{color:var(--quiet)}
-.prompt{white-space:pre-wrap;margin:0;max-height:12.5em;overflow:auto}
+.prompt{white-space:pre-wrap;margin:0}
+details{margin:.2rem 0}
 mark{color:inherit;border-radius:2px;padding:0 1px}
 mark.b{background:rgb(var(--blue)/.25)}
 mark.o{background:rgb(var(--orange)/.25)}
 .legend{display:flex;flex-wrap:wrap;gap:.6rem 1.6rem;padding:.6rem 0;margin:.8rem 0;
 border:solid var(--line);border-width:1px 0}
-.legend>div{flex:1 1 13rem;font-size:.88rem;line-height:1.35}
+.legend>div{flex:1 1 15rem;font-size:.85rem;line-height:1.35}
+.legend>div:last-child{flex:0 1 11rem}
 .bar{height:.9rem;border:1px solid var(--line);margin:.2rem 0}
 .bar.b{background:linear-gradient(90deg,rgb(var(--blue)/0),rgb(var(--blue)))}
 .bar.o{background:linear-gradient(90deg,rgb(var(--orange)/0),rgb(var(--orange)))}
 .bar.s{background:linear-gradient(90deg,rgb(var(--orange)),rgb(var(--orange)/0) 50%,rgb(var(--blue)/0) 50%,
 rgb(var(--blue)))}
-.ends{display:flex;justify-content:space-between;gap:.5rem}
+.ends{display:flex;flex-wrap:wrap;justify-content:space-between;gap:.5rem}
 .ends :last-child{text-align:right}
 .sample{display:inline-block;outline:2.5px solid var(--ink);font-weight:700;padding:.3rem .5rem;margin:.2rem 0 .3rem}
 .view>input{position:absolute;opacity:0}
@@ -49,7 +52,8 @@ border-radius:.4rem;cursor:pointer}
 #overview{width:100%;display:block;cursor:pointer;margin:.2rem 0 .8rem}
 .flow{position:relative;padding-left:7.2rem;margin-top:.4rem}
 .t{display:inline-block;vertical-align:top;min-width:1.7em;max-width:100%;margin:0 1px .9rem;text-align:center;
-white-space:pre-wrap;cursor:default;border:1px solid transparent}
+white-space:pre-wrap;cursor:default;border:1px solid transparent;
+scroll-margin:1rem 0 5rem}
 .t b{display:block;font-weight:400;line-height:1.7;padding:0 .2em}
 .t u{text-decoration:none;color:var(--quiet);opacity:.75}
 .t i,.g i{display:block;height:1.05rem;border:solid var(--line);border-width:0 1px 1px}
@@ -63,7 +67,7 @@ white-space:pre-wrap;cursor:default;border:1px solid transparent}
 .t:focus{box-shadow:0 0 0 4px var(--focus);outline-color:var(--focus)}
 .g{position:absolute;left:0;width:6.8rem;text-align:right;font-size:.8rem;line-height:1.05rem;white-space:nowrap}
 .g i{border-color:transparent;font-style:normal;overflow:hidden}
-.g b{display:block;font-weight:400;height:2.13rem;line-height:2.13rem;color:var(--quiet)}
+.g b{display:block;font-weight:400;height:1.75rem;line-height:1.75rem;color:var(--quiet)}
 #details{position:fixed;left:0;right:0;bottom:0;padding:.6rem 1rem;background:var(--panel);
 border-top:1px solid var(--line);min-height:3.2rem;text-align:center;z-index:2}
 @media(max-width:40rem){.flow{padding-left:0}.g{display:none}}
@@ -235,13 +239,18 @@ def _json_names(heatmap: ResponseHeatmap) -> str:
 def _prompts(heatmap: ResponseHeatmap):
     for heading, pieces in heatmap.prompts():
         kind = "o" if heading.startswith("Paraphrase") else "b"
-        text = "".join(
-            f'<mark class="{kind}">{html.escape(visible_text(piece))}</mark>'
-            if changed
-            else html.escape(visible_text(piece))
-            for piece, changed in pieces
-        )
-        yield f'<h2>{html.escape(heading)}</h2><div class="prompt">{text}</div>'
+        short = shorten(pieces)
+        yield f'<h2>{html.escape(heading)}</h2><div class="prompt">{_marked(short, kind)}</div>'
+        if short is not pieces:
+            yield f'<details><summary>Full text</summary><div class="prompt">{_marked(pieces, kind)}</div></details>'
+
+
+def _marked(pieces, kind: str) -> str:
+    parts = []
+    for changed, group in itertools.groupby(pieces, key=lambda piece: piece[1]):
+        text = html.escape(visible_text("".join(text for text, _ in group)))
+        parts.append(f'<mark class="{kind}">{text}</mark>' if changed else text)
+    return "".join(parts)
 
 
 def _legend(heatmap: ResponseHeatmap) -> str:
@@ -294,7 +303,8 @@ def _tokens(heatmap: ResponseHeatmap):
             kind = "o" if style.colour == "orange" or (style.colour == "signed" and value < 0) else "b"
             share = 0.0 if style.colour != "signed" and value < 0 else abs(value) / limit
             cells.append(f'<i class="{kind}" style="--a:{share:.3g}"></i>')
-            details.append(f"{name} {value:.4f} {style.unit}".replace("-", "\u2212").rstrip())
+            exact = f"{value:.4f}".replace("-", "\u2212")
+            details.append(f"{name} {exact} {style.unit}".rstrip())
         kept = heatmap.kept[i]
         details.append("kept for training" if kept else "not trained")
         shown = html.escape(text)
@@ -309,5 +319,9 @@ def _tokens(heatmap: ResponseHeatmap):
 
 
 def _footer(heatmap: ResponseHeatmap) -> list[str]:
-    marks = f"Marks: ␣ a space, ⏎ a line break, {CONTINUED} the rest of a character that takes several tokens."
-    return [heatmap.summary(), *([visible_text(heatmap.note)] if heatmap.note else []), marks]
+    lines = [heatmap.summary()]
+    if heatmap.note:
+        lines.append(visible_text(heatmap.note))
+    if heatmap.has_missing():
+        lines.append("Hatched: no value.")
+    return [*lines, f"Marks: ␣ a space, ⏎ a line break, {CONTINUED} the rest of a character that takes several tokens."]

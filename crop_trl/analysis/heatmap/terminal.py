@@ -4,14 +4,14 @@ import math
 import os
 import unicodedata
 
-from .data import ResponseHeatmap, short_name
+from .data import ResponseHeatmap, RowStyle, short_name
 from .text import visible_text, visible_token
 
 RESET = "\x1b[0m"
 SHADES = " ░▒▓█"
 # Of the 256 colours that every terminal knows, from next to nothing to the full value. They start dark and do not
 # depend on the terminal's own background.
-BLUE, ORANGE = (236, 17, 18, 25, 32, 39, 81), (236, 58, 94, 130, 166, 208, 215)
+BLUE, ORANGE = (236, 18, 25, 26, 32, 39, 117), (236, 94, 130, 166, 202, 208, 215)
 LABELS = 12
 
 
@@ -40,22 +40,27 @@ def render_terminal(heatmap: ResponseHeatmap, width: int = 100, color: bool | No
 
     start, end = heatmap.window()
     out = [bold(line) for line in _wrap(visible_text(heatmap.title), width)]
-    out += _wrap(heatmap.summary() + " ▔ marks them.", width)
-    for label in heatmap.rows:
-        limit, style = heatmap.limit(label), heatmap.styles[label]
+    out += _wrap(heatmap.summary(), width)
+    step = 2 if width >= 72 else 1
+    limits = {label: heatmap.limit(label) for label in heatmap.rows}
+    for label, limit in limits.items():
+        style = heatmap.styles[label]
         low = -limit if style.colour == "signed" else 0.0
-        ramp = "".join(_cell(heatmap, label, low + (limit - low) * i / 10, 2, color) for i in range(11))
-        out.append(f"{low:6.2f} {ramp} {limit:.2f} {style.unit}  {_cut(label, max(width - 44, 10))}")
+        ramp = "".join(_cell(low + (limit - low) * i / 10, limit, style, step, color) for i in range(11))
+        end_text = f" {limit:.2f} {style.unit}  "
+        name = _cut(visible_text(label), width - 7 - 11 * step - _columns(end_text))
+        out.append(f"{low:6.2f} {ramp}{end_text}{name}")
     if heatmap.is_long:
         name = short_name(list(heatmap.rows)[-1])
-        out += ["", bold(f"Tokens {start + 1:,} to {end:,} of {len(heatmap):,}, round the highest {name}")]
+        heading = f"Tokens {start + 1:,} to {end:,} of {len(heatmap):,}, round the highest {visible_text(name)}"
+        out += ["", *(bold(part) for part in _wrap(heading, width))]
     for line in _lines(heatmap, start, end, width - LABELS):
         words = [bold(text) if heatmap.kept[position] else text for position, text, _ in line]
         out += ["", " " * LABELS + " ".join(words)]
-        out.append(" " * LABELS + " ".join(("▔" if heatmap.kept[p] else " ") * w for p, _, w in line).rstrip())
+        out.append(_fit("kept", LABELS) + " ".join(("▔" if heatmap.kept[p] else " ") * w for p, _, w in line).rstrip())
         for label, values in heatmap.rows.items():
-            cells = (_cell(heatmap, label, values[p], w, color) for p, _, w in line)
-            out.append(_fit(short_name(label), LABELS - 1) + " " + " ".join(cells))
+            cells = (_cell(values[p], limits[label], heatmap.styles[label], w, color) for p, _, w in line)
+            out.append(_fit(visible_text(short_name(label)), LABELS - 1) + " " + " ".join(cells))
     if heatmap.is_long:
         out += ["", bold(f"Whole answer, tokens 1 to {len(heatmap):,}")]
         out += _overview(heatmap, start, end, width - LABELS, color)
@@ -64,14 +69,14 @@ def render_terminal(heatmap: ResponseHeatmap, width: int = 100, color: bool | No
     return "\n".join(out)
 
 
-def _cell(heatmap: ResponseHeatmap, label: str, value: float, width: int, color: bool) -> str:
+def _cell(value: float, limit: float, style: RowStyle, width: int, color: bool) -> str:
     if not math.isfinite(value):
         return "?" * width
-    share = max(-1.0, min(1.0, value / heatmap.limit(label)))
+    share = max(-1.0, min(1.0, value / limit))
     if not color:
         shade = SHADES[min(4, math.ceil(abs(share) * 4 - 0.2))]
         return (("-" + shade * (width - 1)) if share < 0 and shade != " " else shade * width)[:width]
-    ramp = ORANGE if share < 0 or heatmap.styles[label].colour == "orange" else BLUE
+    ramp = ORANGE if share < 0 or style.colour == "orange" else BLUE
     colour = ramp[min(len(ramp) - 1, math.ceil(abs(share) * (len(ramp) - 1) - 0.3))]
     return f"\x1b[48;5;{colour}m{' ' * width}{RESET}"
 
@@ -98,8 +103,9 @@ def _overview(heatmap: ResponseHeatmap, start: int, end: int, width: int, color:
     out = []
     for label, values in heatmap.rows.items():
         strongest = [max((values[i] for i in b), key=lambda v: abs(v) if math.isfinite(v) else -1.0) for b in bins]
-        cells = "".join(_cell(heatmap, label, value, 1, color) for value in strongest)
-        out.append(_fit(short_name(label), LABELS - 1) + " " + cells)
+        limit, style = heatmap.limit(label), heatmap.styles[label]
+        cells = "".join(_cell(value, limit, style, 1, color) for value in strongest)
+        out.append(_fit(visible_text(short_name(label)), LABELS - 1) + " " + cells)
     marks = "".join("^" if b[0] < end and b[-1] >= start else " " for b in bins)
     out.append(_fit("above", LABELS - 1) + " " + marks.rstrip())
     return out

@@ -3,6 +3,7 @@
 import difflib
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 
 # One CJK character is one word here: a whole sentence has no space in it.
@@ -10,13 +11,15 @@ _CJK = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _WORD = re.compile(rf"\s+|[{_CJK}]|(?:(?![{_CJK}])\w)+|[^\w\s]")
 
 
-def word_changes(original: str, other: str) -> list[tuple[str, bool]]:
+def word_changes(original: str, other: str, ignore_moves: bool = False) -> list[tuple[str, bool]]:
     """
     Compare two texts word by word.
 
     Args:
         original (`str`): What it is compared with.
         other (`str`): The text that is returned in pieces.
+        ignore_moves (`bool`, *optional*, defaults to `False`):
+            Whether a word that only stands elsewhere (or begins with a capital there) counts as the same.
 
     Returns:
         `list[tuple[str, bool]]`: pieces of `other`, which joined are `other`, and whether each differs from `original`.
@@ -25,18 +28,39 @@ def word_changes(original: str, other: str) -> list[tuple[str, bool]]:
     pieces = _WORD.findall(other)
     words = [(i, w) for i, w in enumerate(pieces) if not w.isspace()]
     # Very long prompts would make the quadratic comparison the slowest part of a training step that logs a heat map.
-    matcher = difflib.SequenceMatcher(
-        None, [w for w in _WORD.findall(original) if not w.isspace()], [w for _, w in words], autojunk=len(words) > 4000
-    )
+    before = [w for w in _WORD.findall(original) if not w.isspace()]
+    matcher = difflib.SequenceMatcher(None, before, [w for _, w in words], autojunk=len(words) > 4000)
     changed = [not w.isspace() for w in pieces]
+    left_over = Counter(w.casefold() for w in before)
     for _, start, length in matcher.get_matching_blocks():
-        for index, _ in words[start : start + length]:
+        for index, word in words[start : start + length]:
             changed[index] = False
+            left_over[word.casefold()] -= 1
+    for index, word in words if ignore_moves else ():
+        if changed[index] and left_over[word.casefold()] > 0:
+            changed[index] = False
+            left_over[word.casefold()] -= 1
     # A space between two changed words belongs to the change, so that a changed phrase is one mark and not many.
     for i in range(1, len(pieces) - 1):
         if pieces[i].isspace() and "\n" not in pieces[i] and changed[i - 1] and changed[i + 1]:
             changed[i] = True
     return list(zip(pieces, changed, strict=True))
+
+
+def shorten(pieces: list[tuple[str, bool]], around: int = 30, limit: int = 240) -> list[tuple[str, bool]]:
+    """Leave out what is far from any change in a text of more than `limit` pieces; of many changes, show the first."""
+    if len(pieces) <= limit:
+        return pieces
+    changes = [i for i, (_, changed) in enumerate(pieces) if changed]
+    near = set(range(around)).union(*(range(i - around, i + around + 1) for i in changes))
+    shortened, skipped = [], False
+    for i, piece in enumerate(pieces):
+        if i in near:
+            shortened.append(piece)
+        elif not skipped:
+            shortened.append((" […] ", False))
+        skipped = i not in near
+    return shortened if len(shortened) <= 2 * limit else [*shortened[: 2 * limit], (" […]", False)]
 
 
 def token_pieces(tokenizer, token_ids: Sequence[int]) -> list[str]:

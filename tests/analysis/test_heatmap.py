@@ -1,0 +1,354 @@
+"""Heat maps: decoded tokens, values, and the three ways to show them."""
+
+import builtins
+import html
+import math
+import random
+import re
+import struct
+import warnings
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from crop_trl.analysis.heatmap import (
+    MARGIN,
+    SEMANTIC,
+    SURFACE,
+    ResponseHeatmap,
+    render_terminal,
+    response_heatmap,
+    save_html,
+    save_png,
+    token_pieces,
+    word_changes,
+)
+from crop_trl.analysis.heatmap.text import shorten, visible_token
+from crop_trl.divergence import topk_jsd
+from crop_trl.scoring.topk import TopKLogprobs
+
+
+def byte_tokenizer(merges=()):
+    """Byte-level BPE, one token a byte but for the merges."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: i for i, token in enumerate(["<|end|>", *alphabet, *(a + b for a, b in merges)])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=list(merges)))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>")
+
+
+def word_tokenizer():
+    words = "<unk> <eos> take 3 and add 4 .".split()
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<eos>")
+
+
+def signal(n, seed, rows=1, k=4, vocab=20):
+    g = torch.Generator().manual_seed(seed)
+    logprobs, ids = torch.randn(rows, n, vocab, generator=g).mul(2).log_softmax(-1).topk(k)
+    return TopKLogprobs(ids, logprobs, logprobs[..., 0])
+
+
+def made_up(n, seed=0, tokens=None, **kwargs):
+    rng = random.Random(seed)
+    words = [" the", " of", "3", " +", " x", "\n\n", " therefore", "$", "\\frac{1}{2}"]
+    tokens = tokens or [rng.choice(words) for _ in range(n)]
+    semantic, surface = ([rng.random() ** 4 * math.log(2) for _ in tokens] for _ in range(2))
+    margin = [a - b for a, b in zip(semantic, surface)]
+    cut = sorted(margin)[-max(1, len(tokens) // 5)]
+    rows = {SEMANTIC: semantic, SURFACE: surface, MARGIN: margin}
+    return ResponseHeatmap(tokens, rows, [m >= cut for m in margin], **kwargs)
+
+
+PROMPTS = {
+    "prompt": "Tom has 12 apples and buys 7 more. How many?",
+    "paraphrase": "After buying 7 apples on top of his 12, how many has Tom?",
+    "counterfactual": "Tom has 12 apples and buys 9 more. How many?",
+}
+NASTY = [
+    "<script>alert(1)</script>",
+    "</textarea>",
+    '"onmouseover="x',
+    "&amp;",
+    "$x$",
+    "$",
+    "\x1b[31m",
+    "\x00",
+    "\u202e",
+    "\ud800",
+    "\u0301",
+    "你好",
+    "🙂",
+    "",
+    "\t",
+    "\r\n",
+    "\u2028",
+    "\ufffd",
+    "_{^\\",
+    "x" * 300,
+    " ",
+    "@@BODY@@",
+    "{0}",
+    "%s",
+]
+
+
+def png_size(path):
+    data = path.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    return struct.unpack(">II", data[16:24])
+
+
+# --- text
+
+
+@pytest.mark.parametrize("text", ["a 你好 é\n\n🙂 b", "plain", "🙂", "\n", "naïve 😀😀 −3 × 4"])
+def test_byte_pieces_join_to_the_text(text):
+    tokenizer = byte_tokenizer()
+    ids = tokenizer(text)["input_ids"]
+    pieces = token_pieces(tokenizer, ids)
+    assert len(pieces) == len(ids) == len(text.encode())
+    assert "".join(pieces) == text
+
+
+def test_a_split_character_belongs_to_the_token_that_began_it():
+    tokenizer = byte_tokenizer()
+    assert token_pieces(tokenizer, tokenizer("a你b")["input_ids"]) == ["a", "你", "", "", "b"]
+    # One token holds the end of 你 and the whole of b.
+    last_byte = "ł"  # what byte-level BPE writes for 0xA0
+    merged = byte_tokenizer([(last_byte, "b")])
+    assert token_pieces(merged, merged("a你b")["input_ids"]) == ["a", "你", "", "b"]
+
+
+def test_broken_bytes_and_cut_characters_do_not_swallow_tokens():
+    tokenizer = byte_tokenizer()
+    cut = tokenizer("a你")["input_ids"][:-1]
+    assert token_pieces(tokenizer, cut) == ["a", "\ufffd", ""]
+    lone = tokenizer("你")["input_ids"][1]
+    ids = [lone] * 9 + tokenizer("ok")["input_ids"]
+    pieces = token_pieces(tokenizer, ids)
+    assert len(pieces) == 11 and pieces[-1] == "k" and "".join(pieces) == tokenizer.decode(ids)
+
+
+def test_random_bytes_join_to_the_decoded_text():
+    tokenizer, rng = byte_tokenizer(), random.Random(0)
+    for _ in range(50):
+        text = "".join(rng.choice("ab 你é🙂\n") for _ in range(20))
+        ids = tokenizer(text)["input_ids"]
+        assert "".join(token_pieces(tokenizer, ids)) == text
+
+
+def test_word_level_pieces_and_special_tokens():
+    tokenizer = word_tokenizer()
+    ids = tokenizer("take 3 and add 4 .")["input_ids"] + [tokenizer.eos_token_id]
+    pieces = token_pieces(tokenizer, ids)
+    assert [p.strip() for p in pieces] == ["take", "3", "and", "add", "4", ".", "<eos>"]
+    assert "".join(pieces) == tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+
+
+def test_visible_marks():
+    assert visible_token(" a\n\t") == "␣a⏎⇥"
+    assert visible_token("") == "⋯"
+    assert visible_token("\x1b\u202e\ud800") == "‹1B›‹202E›‹D800›"
+    assert visible_token("\u0301") == "◌\u0301"
+    assert all(visible_token(token).isprintable() for token in NASTY)
+
+
+def test_word_changes():
+    pieces = word_changes(PROMPTS["prompt"], PROMPTS["counterfactual"])
+    assert "".join(text for text, _ in pieces) == PROMPTS["counterfactual"]
+    assert [text for text, changed in pieces if changed] == ["9"]
+    new = [t for t, changed in word_changes(PROMPTS["prompt"], PROMPTS["paraphrase"], ignore_moves=True) if changed]
+    assert "7" not in new and "12" not in new and "buying" in new
+    # Two numbers that change places are a changed condition.
+    swapped = word_changes("12 boys, 7 girls", "7 boys, 12 girls")
+    assert any(changed for text, changed in swapped if text in ("7", "12"))
+    assert word_changes("", "") == []
+    assert [t for t, changed in word_changes("小明有三个苹果", "小明有五个苹果") if changed] == ["五"]
+
+
+def test_long_prompts_are_shortened_round_the_change():
+    text = "word " * 500 + "3 " + "word " * 500
+    short = "".join(t for t, _ in shorten(word_changes(text, text.replace("3", "5"))))
+    assert "5" in short and "[…]" in short and len(short) < 600
+    assert len(shorten(word_changes("", text))) < 500
+
+
+# --- data
+
+
+def test_values_come_from_the_divergence():
+    tokenizer = byte_tokenizer()
+    ids = tokenizer("3 + 4 = 7")["input_ids"]
+    n = len(ids)
+    original, paraphrase, counterfactual = (signal(n + 5, s, rows=3) for s in range(3))
+    original.mask = torch.ones(3, n + 5, dtype=torch.bool)
+    original.mask[1, 2] = False
+    kept = torch.zeros(3, n + 5, dtype=torch.bool)
+    kept[1, 4] = True
+    heatmap = response_heatmap(
+        tokenizer, torch.tensor(ids), original, paraphrase, counterfactual, kept, row=1, prompt=[{"content": "hi"}]
+    )
+    semantic = topk_jsd(original, counterfactual)[1, :n]
+    surface = topk_jsd(original, paraphrase)[1, :n]
+    assert heatmap.prompt == "hi" and heatmap.kept == [i == 4 for i in range(n)]
+    for label, want in ((SEMANTIC, semantic), (SURFACE, surface), (MARGIN, semantic - surface)):
+        assert math.isnan(heatmap.rows[label][2])
+        got = torch.tensor(heatmap.rows[label])
+        torch.testing.assert_close(got[[0, 1, *range(3, n)]], want[[0, 1, *range(3, n)]])
+
+
+def test_sizes_that_do_not_fit_are_refused():
+    tokenizer = byte_tokenizer()
+    signals = [signal(2, s) for s in range(3)]
+    with pytest.raises(ValueError, match="3 tokens, but the signals cover 2"):
+        response_heatmap(tokenizer, [1, 2, 3], *signals, kept=[True] * 3)
+    with pytest.raises(ValueError, match="empty"):
+        response_heatmap(tokenizer, [], *signals, kept=[])
+    with pytest.raises(ValueError, match="has 1 values for 2 tokens"):
+        ResponseHeatmap(["a", "b"], {MARGIN: [0.0]}, [True, False])
+
+
+def test_scales_and_window():
+    heatmap = ResponseHeatmap(["a"] * 3, {SEMANTIC: [0.4, 0, 0], SURFACE: [0.1, 0, 0], "own": [5, -9, 0]}, [1, 0, 0])
+    # Equal colours mean equal numbers in the two divergences; a row of another kind has its own scale.
+    assert heatmap.limit(SEMANTIC) == heatmap.limit(SURFACE) == 0.4 and heatmap.limit("own") == 9
+    assert heatmap.styles["own"].colour == "signed"
+    noise = ResponseHeatmap(["a"], {SEMANTIC: [1e-9]}, [True])
+    assert noise.limit(SEMANTIC) == 0.01
+    long = made_up(4096)
+    start, end = long.window()
+    assert end - start == 64 and start <= long.peak() < end
+    assert made_up(120).window() == (0, 120)
+
+
+def test_summary_explains_pale_kept_tokens_only_when_the_row_ranked_them():
+    rows = {MARGIN: [0.6, 0.0, -0.3, -0.2]}
+    assert "fill it up" in ResponseHeatmap(list("abcd"), rows, [1, 1, 0, 0]).summary()
+    assert "fill it up" not in ResponseHeatmap(list("abcd"), rows, [0, 0, 1, 0]).summary()
+    assert "fill it up" not in ResponseHeatmap(list("abcd"), rows, [1, 1, 1, 1]).summary()
+
+
+# --- pictures
+
+
+@pytest.mark.parametrize("n", [1, 37, 4096])
+def test_png(tmp_path, n):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "new folder" / "map.png"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        save_png(made_up(n, note="step 30", **PROMPTS), path)
+    width, height = png_size(path)
+    assert width == 2200 and 700 < height < 3500
+    assert [p.name for p in path.parent.iterdir()] == ["map.png"]
+
+
+def test_png_of_nasty_tokens_warns_of_nothing(tmp_path):
+    pytest.importorskip("matplotlib")
+    heatmap = made_up(0, tokens=NASTY, title="$5 and \ud800", prompt="你好 $a", counterfactual="你" * 400)
+    heatmap.rows[MARGIN][3] = math.nan
+    heatmap.rows[SURFACE] = [math.inf] * len(NASTY)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        save_png(heatmap, tmp_path / "map.png")
+    assert png_size(tmp_path / "map.png")[0] == 2200
+
+
+def test_without_matplotlib_one_sentence(tmp_path, monkeypatch):
+    real = builtins.__import__
+
+    def refuse(name, *args, **kwargs):
+        if name.split(".")[0] == "matplotlib":
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(ImportError, match=r"crop-trl\[viz\]"):
+        save_png(made_up(3), tmp_path / "map.png")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "map.html"
+    save_html(made_up(3), path)
+    before = path.read_bytes()
+    monkeypatch.setattr("os.replace", lambda *a: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        save_html(made_up(5), path)
+    assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["map.html"]
+
+
+# --- HTML
+
+
+def test_html_holds_every_token_and_value(tmp_path):
+    heatmap = made_up(300, note="step 30", **PROMPTS)
+    save_html(heatmap, tmp_path / "map.html")
+    page = (tmp_path / "map.html").read_text(encoding="utf-8")
+    titles = [html.unescape(t) for t in re.findall(r'<span class="t(?: k)?" title="([^"]*)"', page)]
+    assert len(titles) == 300
+    assert page.count('<span class="t k"') == sum(heatmap.kept) == sum("kept for training" in t for t in titles)
+    for i, title in enumerate(titles):
+        assert title.startswith(f"Token {i + 1:,} of 300: “{visible_token(heatmap.tokens[i])}”")
+        shown = [float(v.replace("−", "-")) for v in re.findall(r"(−?\d+\.\d{4}) nats", title)]
+        assert shown == pytest.approx([row[i] for row in heatmap.rows.values()], abs=6e-5)
+    assert '<mark class="b">9</mark>' in page and '<mark class="b">7</mark>' in page
+    assert 'id="overview"' in page and "step 30" in page
+    assert page.count('type="radio"') == 4
+
+
+def test_html_is_self_contained_and_escaped(tmp_path):
+    evil = "</script><script>alert(2)</script>"
+    heatmap = made_up(0, tokens=NASTY, prompt=evil, paraphrase=evil + "x", title=evil, note=evil, scorer=evil)
+    heatmap.rows = {f"{evil}: {evil}": v for v in [heatmap.rows[MARGIN]]}
+    heatmap.__post_init__()
+    save_html(heatmap, tmp_path / "map.html")
+    page = (tmp_path / "map.html").read_text(encoding="utf-8")
+    assert page.count("<script>") == page.count("</script>") == 1
+    assert "alert(2)</script>" not in page and "</textarea>" not in page
+    assert not re.search(r"""(src|href)\s*=|url\(|https?:|@import""", page)
+    assert "\x1b" not in page and "\x00" not in page
+
+
+def test_html_of_a_long_response_stays_small(tmp_path):
+    save_html(made_up(4096), tmp_path / "map.html")
+    assert (tmp_path / "map.html").stat().st_size < 2_000_000
+
+
+# --- terminal
+
+
+@pytest.mark.parametrize("n", [1, 37, 4096])
+@pytest.mark.parametrize("width", [10, 80, 200])
+def test_terminal_fits_its_width(n, width):
+    heatmap = made_up(n)
+    colored = render_terminal(heatmap, width, color=True)
+    plain = render_terminal(heatmap, width, color=False)
+    assert "\x1b" not in plain and "\x1b[48;5;" in colored
+    assert max(len(line) for line in plain.splitlines()) <= max(width, 40)
+    bare = re.sub(r"\x1b\[[0-9;]*m", "", colored).splitlines()
+    assert max(len(line) for line in bare) <= max(width, 40) and len(bare) == len(plain.splitlines())
+
+
+def test_terminal_respects_no_color(monkeypatch):
+    heatmap = made_up(5)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in render_terminal(heatmap)
+    assert "\x1b" in render_terminal(heatmap, color=True)
+    monkeypatch.delenv("NO_COLOR")
+    assert "\x1b" in render_terminal(heatmap)
+
+
+def test_terminal_of_nasty_tokens_sends_no_command():
+    heatmap = made_up(0, tokens=NASTY, title="\x1b]0;owned\x07", note="\x1b[2J")
+    assert "\x1b" not in render_terminal(heatmap, color=False)
+    assert set(re.findall(r"\x1b[^m]*m", render_terminal(heatmap, color=True))) <= {
+        "\x1b[0m",
+        "\x1b[1m",
+        *(f"\x1b[48;5;{c}m" for c in range(256)),
+    }
