@@ -42,9 +42,9 @@ class RowStyle:
 
 
 CROP_STYLES = {
-    SEMANTIC: RowStyle("blue", "divergence", "nats", 0.01, "prediction unchanged", "moves most"),
-    SURFACE: RowStyle("orange", "divergence", "nats", 0.01, "prediction unchanged", "moves most"),
-    MARGIN: RowStyle("signed", "divergence", "nats", 0.01, "moved by wording", "moved by condition"),
+    SEMANTIC: RowStyle("blue", "divergence", "nats", 0.1, "prediction unchanged", "moves most"),
+    SURFACE: RowStyle("orange", "divergence", "nats", 0.1, "prediction unchanged", "moves most"),
+    MARGIN: RowStyle("signed", "divergence", "nats", 0.1, "moved by wording", "moved by condition"),
 }
 
 
@@ -147,7 +147,7 @@ class ResponseHeatmap:
         if self.styles[label].colour == "signed" and weak and others and min(chosen) >= max(others):
             text += (
                 f" {weak:,} of these {'has' if weak == 1 else 'have'} next to no colour, or orange, in the row "
-                f"“{short_name(label)}”: the number of tokens to keep is given, so the next best fill it up."
+                f"“{short_name(label)}”: the number of tokens to keep is fixed, so the next best fill it up."
             )
         return text
 

@@ -201,7 +201,7 @@ def _draw_legend(page: Page, heatmap: ResponseHeatmap) -> None:
         page.text(x + width, y, f"{number(limit)} {style.unit}".strip(), 8, ha="right")
         page.text(x, y + 0.14, style.low, 8, colour=QUIET)
         page.text(x + width, y + 0.14, style.high, 8, colour=QUIET, ha="right")
-        bottom = max(bottom, y + 0.22)
+        bottom = max(bottom, y + 0.28)
     x = WIDTH - EDGE - frame_width + 0.1
     page.box(x, top + 0.04, 0.3, 0.62, edge=FRAME, line=2.2, order=3)
     for k, text in enumerate(("Framed, in bold:", "kept for training.", "All other tokens", "are not trained.")):
