@@ -303,7 +303,7 @@ def test_random_without_rows():
 
 
 def test_unknown_method_lists_the_known():
-    with pytest.raises(ValueError, match="'crpo'.*cf-opd, crop, crop-bottom, .*opd.*random"):
+    with pytest.raises(ValueError, match="'crpo'.*cf-opd, .*crop, crop-bottom, .*opd.*random"):
         get_method("crpo")
     with pytest.raises(ValueError, match="'base'"):
         select("base", {}, dense(1, 1), SelectionSettings())
