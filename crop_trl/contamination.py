@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from .contamination_text import WORD, asked_tokens, tokens_of
 from .evaluation.latex import exact_number, normalize, squeeze
@@ -160,6 +161,9 @@ VIEWS = (
 )
 
 
+ROWS_AT_A_TIME = 4096
+
+
 def similarities(train: Sequence[Sequence[str]], problems: Sequence[Sequence[str]]) -> np.ndarray:
     """
     How much each training text and each benchmark problem share.
@@ -173,9 +177,9 @@ def similarities(train: Sequence[Sequence[str]], problems: Sequence[Sequence[str
     Returns:
         `numpy.ndarray` of shape `[len(train), len(problems)]`: fp32, in [0, 1].
     """
-    import scipy.sparse
-
     total = np.zeros((len(train), len(problems)), dtype=np.float32)
+    if not total.size:
+        return total
     for view in VIEWS:
         train_sets = [view.features(tokens) for tokens in train]
         problem_sets = [view.features(tokens) for tokens in problems]
@@ -189,16 +193,21 @@ def similarities(train: Sequence[Sequence[str]], problems: Sequence[Sequence[str
             dtype=np.float32,
         )
 
-        def matrix(sets: list[set], values: np.ndarray | None, index: dict = index):
-            columns = [np.array([index[f] for f in features if f in index], dtype=np.int32) for features in sets]
-            starts = np.concatenate([[0], np.cumsum([len(column) for column in columns])])
-            flat = np.concatenate(columns) if columns else np.zeros(0, dtype=np.int32)
-            data = np.ones(len(flat), dtype=np.float32) if values is None else values[flat]
-            return scipy.sparse.csr_matrix((data, flat, starts), shape=(len(sets), len(index)))
-
-        right = matrix(problem_sets, weights)
-        problem_mass = np.asarray(right.sum(axis=1), dtype=np.float32).ravel()
-        shared = (matrix(train_sets, None) @ right.T).toarray()
+        right = torch.zeros(len(index), len(problems))
+        for column, features in enumerate(problem_sets):
+            rows = [index[feature] for feature in features]
+            right[rows, column] = torch.from_numpy(weights[rows])
+        problem_mass = right.sum(dim=0).numpy()
+        shared = np.zeros_like(total)
+        for start in range(0, len(train), ROWS_AT_A_TIME):
+            known = [
+                [index[f] for f in features if f in index] for features in train_sets[start : start + ROWS_AT_A_TIME]
+            ]
+            starts = np.concatenate([[0], np.cumsum([len(row) for row in known])])
+            flat = torch.tensor([column for row in known for column in sorted(row)], dtype=torch.int64)
+            shape = (len(known), len(index))
+            left = torch.sparse_csr_tensor(torch.from_numpy(starts), flat, torch.ones(len(flat)), shape)
+            shared[start : start + len(known)] = (left @ right).numpy()
         union = shared + (problem_mass - shared) + view.train_only * (train_mass[:, None] - shared) + view.unseen
         total += view.weight * shared / union
     return np.clip(total, 0.0, 1.0)
