@@ -203,11 +203,10 @@ def similarities(train: Sequence[Sequence[str]], problems: Sequence[Sequence[str
             known = [
                 [index[f] for f in features if f in index] for features in train_sets[start : start + ROWS_AT_A_TIME]
             ]
-            starts = np.concatenate([[0], np.cumsum([len(row) for row in known])])
             flat = torch.tensor([column for row in known for column in sorted(row)], dtype=torch.int64)
-            shape = (len(known), len(index))
-            left = torch.sparse_csr_tensor(torch.from_numpy(starts), flat, torch.ones(len(flat)), shape)
-            shared[start : start + len(known)] = (left @ right).numpy()
+            starts = torch.tensor([0, *(len(row) for row in known[:-1])]).cumsum(0)
+            bags = torch.nn.functional.embedding_bag(flat, right, starts, mode="sum")
+            shared[start : start + len(known)] = bags.numpy()
         union = shared + (problem_mass - shared) + view.train_only * (train_mass[:, None] - shared) + view.unseen
         total += view.weight * shared / union
     return np.clip(total, 0.0, 1.0)
