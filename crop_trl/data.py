@@ -1,5 +1,6 @@
 """Checks on datasets and tokenizers that belong before anything expensive starts."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import datasets
@@ -7,24 +8,29 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from trl.data_utils import is_conversational
 from trl.trainer.utils import get_config_model_id
 
+from .signals import PROMPT_COLUMNS, prompt_variants, tokenize_variants
 
-def check_columns(dataset, columns: Sequence[str], method: str) -> None:
-    """Raise `ValueError` unless `dataset` has every column in `columns`, all conversational or all plain text."""
+
+def check_columns(dataset, kinds: Sequence[str], method: str) -> None:
+    """
+    Raise `ValueError` unless the first row of `dataset` has every kind of prompt, in the singular or the plural column,
+    all conversational or all plain text.
+    """
     row = next(iter(dataset), None)
     if row is None:
         raise ValueError("`train_dataset` is empty.")
-    missing = [column for column in columns if row.get(column) is None]
+    prompts = {PROMPT_COLUMNS[kind]: prompt_variants(row, kind) for kind in kinds}
+    missing = [column for column, variants in prompts.items() if not variants]
     if missing:
         raise ValueError(
-            f"Method {method!r} needs the dataset columns {', '.join(columns)}, but {', '.join(missing)} "
+            f"Method {method!r} needs the dataset columns {', '.join(prompts)}, but {', '.join(missing)} "
             f"{'is' if len(missing) == 1 else 'are'} missing (there are: {', '.join(row)}); build the dataset from "
             "triplet records, or choose a method that works on prompts alone, such as 'opd'."
         )
-    kinds = {column: is_conversational({"prompt": row[column]}) for column in columns}
-    if len(set(kinds.values())) > 1:
-        chat = [column for column, conversational in kinds.items() if conversational]
+    chat = [column for column, variants in prompts.items() if is_conversational({"prompt": variants[0]})]
+    if 0 < len(chat) < len(prompts):
         raise ValueError(
-            f"The columns {', '.join(columns)} must all be conversational or all plain text, but only "
+            f"The columns {', '.join(prompts)} must all be conversational or all plain text, but only "
             f"{', '.join(chat)} holds chat messages."
         )
 
@@ -36,6 +42,8 @@ def render_prompts(
     add_generation_prompt: bool = True,
 ) -> list[list[int]]:
     """Token ids of prompts, chat messages or plain text, as the trainer will sample from them."""
+    if not prompts:
+        return []
     if not is_conversational({"prompt": prompts[0]}):
         return tokenizer(text=list(prompts))["input_ids"]
     return tokenizer.apply_chat_template(
@@ -61,37 +69,35 @@ def generation_suffix(
     return opened[len(closed) :] if opened[: len(closed)] == closed else None
 
 
-def check_rendering(ids_by_column: dict[str, Sequence[int]], suffix: Sequence[int] | None) -> None:
+def check_rendering(column: str, ids: Sequence[int], suffix: Sequence[int] | None) -> None:
     """
-    Raise `ValueError` when the renderings of one row's prompts do not open the response with the same tokens: the
-    distributions after them would then differ for a reason that has nothing to do with the problem.
+    Raise `ValueError` when a prompt's rendering does not open the response with the same tokens as all others: the
+    distributions after it would then differ for a reason that has nothing to do with the problem.
     """
-    if not suffix:
-        return
-    for column, ids in ids_by_column.items():
-        if list(ids[-len(suffix) :]) != list(suffix):
-            raise ValueError(
-                f"The chat template renders `{column}` so that it does not end in the tokens that open a response "
-                f"({list(suffix)}, got {list(ids[-len(suffix) :])}); make its messages end with a user turn."
-            )
+    if suffix and list(ids[-len(suffix) :]) != list(suffix):
+        raise ValueError(
+            f"The chat template renders `{column}` so that it does not end in the tokens that open a response "
+            f"({list(suffix)}, got {list(ids[-len(suffix) :])}); make its messages end with a user turn."
+        )
 
 
-def drop_long_prompts(
+def fit_prompts(
     dataset: datasets.Dataset | datasets.IterableDataset,
-    columns: Sequence[str],
+    kinds: Sequence[str],
     tokenizer: PreTrainedTokenizerBase,
     max_prompt_length: int | None,
     chat_template_kwargs: dict | None = None,
     show_progress: bool = True,
 ):
     """
-    Leave out rows with a rendered prompt longer than the limit, check how each is rendered, and say how many left.
+    Leave out rows that lack a prompt or have one longer than the limit, check how each is rendered, and say how many
+    left and why.
 
     Args:
         dataset:
             Map-style or iterable.
-        columns (sequence of `str`):
-            Prompt columns to look at.
+        kinds (sequence of `str`):
+            Kinds of prompt that a row must have.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
             The student's.
         max_prompt_length (`int`, *optional*):
@@ -108,14 +114,27 @@ def drop_long_prompts(
         `ValueError`: nothing is left, or a prompt is rendered differently from the others.
     """
     suffix = generation_suffix(tokenizer, next(iter(dataset))["prompt"], chat_template_kwargs)
+    dropped: Counter = Counter()
+
+    def reason_to_drop(ids_by_kind: dict) -> str | None:
+        for kind in kinds:
+            if not ids_by_kind[kind]:
+                return f"without {PROMPT_COLUMNS[kind]}"
+            for ids in ids_by_kind[kind]:
+                check_rendering(PROMPT_COLUMNS[kind], ids, suffix)
+                if max_prompt_length is not None and len(ids) > max_prompt_length:
+                    return f"with a prompt longer than max_prompt_length {max_prompt_length} tokens"
+        return None
 
     def fits(batch: dict[str, list]) -> list[bool]:
-        ids = {column: render_prompts(tokenizer, batch[column], chat_template_kwargs) for column in columns}
-        keep = []
-        for row in zip(*ids.values(), strict=True):
-            check_rendering(dict(zip(columns, row, strict=True)), suffix)
-            keep.append(max_prompt_length is None or max(map(len, row)) <= max_prompt_length)
-        return keep
+        rows = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
+        ids = {
+            kind: tokenize_variants(rows, kind, lambda p: render_prompts(tokenizer, p, chat_template_kwargs))
+            for kind in kinds
+        }
+        reasons = [reason_to_drop({kind: ids[kind][i] for kind in kinds}) for i in range(len(rows))]
+        dropped.update(reason for reason in reasons if reason)
+        return [reason is None for reason in reasons]
 
     if not isinstance(dataset, datasets.Dataset):
         return dataset.filter(fits, batched=True)
@@ -123,20 +142,15 @@ def drop_long_prompts(
     if not show_progress:
         datasets.disable_progress_bars()
     try:
-        kept = dataset.filter(fits, batched=True, load_from_cache_file=False, desc="Checking prompt lengths")
+        kept = dataset.filter(fits, batched=True, load_from_cache_file=False, desc="Checking prompts")
     finally:
         if progress_was_on:
             datasets.enable_progress_bars()
+    reasons = "; ".join(f"{count} {reason}" for reason, count in dropped.most_common())
     if len(kept) == 0:
-        raise ValueError(
-            f"No row is left: all {len(dataset)} have a prompt longer than `max_prompt_length` {max_prompt_length} "
-            "tokens; raise the limit."
-        )
-    if len(kept) < len(dataset) and show_progress:
-        print(
-            f"{len(dataset) - len(kept)} of {len(dataset)} rows left out: a prompt is longer than max_prompt_length "
-            f"{max_prompt_length} tokens."
-        )
+        raise ValueError(f"No row is left of {len(dataset)}: {reasons}; raise the limit or mend the dataset.")
+    if reasons and show_progress:
+        print(f"{len(dataset) - len(kept)} of {len(dataset)} rows left out: {reasons}.")
     return kept
 
 

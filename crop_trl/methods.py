@@ -9,10 +9,9 @@ else, and never looks at a method's name.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 
-from .divergence import topk_jsd
+from . import scores
 from .selection import Gather, select_top_b
 
 
@@ -70,8 +69,9 @@ class Method:
 
     Args:
         needs (`tuple[str, ...]`):
-            Names of signals: `"teacher/original"`, `"teacher/paraphrase"`, `"teacher/counterfactual"`, the same with
-            `"student/"`, or `"teacher/negative"`. `"teacher/original"` is always there, it holds the training target.
+            Names of signals beside `"teacher/original"`, which holds the training target and is always there:
+            `"teacher/paraphrase"`, `"teacher/counterfactual"`, `"teacher/negative"` (after unrelated prompts; only its
+            `sampled_logprobs`, averaged over them), and the first three prompts with `"student/"`.
         score (`Callable`, *optional*):
             `(signals, ctx) -> [B, T]`; the highest are kept. `None` keeps every token.
         weight (`Callable`, *optional*):
@@ -80,7 +80,7 @@ class Method:
             `(signals, ctx) -> [B, T]`; replaces the teacher's log-probabilities in the loss.
     """
 
-    needs: tuple[str, ...]
+    needs: tuple[str, ...] = ()
     score: TokenFunction | None = None
     weight: TokenFunction | None = None
     teacher_target: TokenFunction | None = None
@@ -110,55 +110,33 @@ class Selection:
     measures: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
-def semantic_divergence(signals: Signals, ctx: SelectionContext, scorer: str = "teacher") -> torch.Tensor:
-    """`JSD(P_original, P_counterfactual)`, `[B, T]`: how far a changed condition moves the distribution."""
-    value = topk_jsd(signals[f"{scorer}/original"], signals[f"{scorer}/counterfactual"])
-    ctx.measures["semantic_divergence"] = value
-    return value
-
-
-def surface_divergence(signals: Signals, ctx: SelectionContext, scorer: str = "teacher") -> torch.Tensor:
-    """`JSD(P_original, P_paraphrase)`, `[B, T]`: how far mere rewording moves the distribution."""
-    value = topk_jsd(signals[f"{scorer}/original"], signals[f"{scorer}/paraphrase"])
-    ctx.measures["surface_divergence"] = value
-    return value
-
-
-def crop_score(signals: Signals, ctx: SelectionContext, scorer: str = "teacher") -> torch.Tensor:
-    """Paraphrase-calibrated counterfactual margin (equation "crop-score"), `[B, T]`."""
-    return semantic_divergence(signals, ctx, scorer) - surface_divergence(signals, ctx, scorer)
-
-
-def reversed_crop_score(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
-    """The CROP ranking turned round, `[B, T]`."""
-    return -crop_score(signals, ctx)
-
-
-def negative_surface_divergence(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
-    """The paraphrase term alone, `[B, T]`: the most stable tokens first."""
-    return -surface_divergence(signals, ctx)
-
-
-def random_score(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
-    """
-    Uniform scores, `[B, T]`, drawn for row i of the global batch from a generator of (seed + step, i).
-
-    They depend neither on T nor on how rows are spread over processes and micro-batches.
-    """
-    width = ctx.loss_mask.size(1)
-    draws = [np.random.default_rng([ctx.settings.seed + ctx.step, row]).random(width) for row in ctx.rows.tolist()]
-    return torch.from_numpy(np.stack(draws)).to(ctx.loss_mask.device) if draws else ctx.loss_mask.double()
-
-
 TEACHER_TRIPLET = ("teacher/original", "teacher/paraphrase", "teacher/counterfactual")
+STUDENT_TRIPLET = ("student/original", "student/paraphrase", "student/counterfactual")
 
 METHODS: dict[str, Method] = {
-    "opd": Method(needs=("teacher/original",)),
-    "crop": Method(needs=TEACHER_TRIPLET, score=crop_score),
-    "crop-bottom": Method(needs=TEACHER_TRIPLET, score=reversed_crop_score),
-    "cf-opd": Method(needs=("teacher/original", "teacher/counterfactual"), score=semantic_divergence),
-    "pc-opd": Method(needs=("teacher/original", "teacher/paraphrase"), score=negative_surface_divergence),
-    "random": Method(needs=("teacher/original",), score=random_score),
+    # Every token.
+    "opd": Method(),
+    "iw-opd": Method(needs=("student/original",), weight=scores.importance_weight),
+    "credit": Method(needs=("teacher/negative",), teacher_target=scores.contrastive_target),
+    # Optimization need.
+    "entropy": Method(needs=("student/original",), score=scores.entropy_score),
+    "tip": Method(needs=("student/original",), score=scores.tip_score),
+    "ta-opd": Method(needs=("student/original",), score=scores.ta_opd_score),
+    # Task relevance.
+    "crop": Method(needs=TEACHER_TRIPLET, score=scores.crop_score),
+    "crop-max": Method(needs=TEACHER_TRIPLET, score=scores.crop_max_score),
+    "crop-student": Method(needs=STUDENT_TRIPLET, score=scores.crop_student_score),
+    "crop-ent": Method(needs=(*TEACHER_TRIPLET, "student/original"), score=scores.crop_entropy_score),
+    "credit-budgeted": Method(
+        needs=("teacher/negative",),
+        score=scores.strong_contrastive_target,
+        teacher_target=scores.strong_contrastive_target,
+    ),
+    # Controls.
+    "cf-opd": Method(needs=("teacher/counterfactual",), score=scores.semantic_divergence),
+    "pc-opd": Method(needs=("teacher/paraphrase",), score=scores.negative_surface_divergence),
+    "crop-bottom": Method(needs=TEACHER_TRIPLET, score=scores.reversed_crop_score),
+    "random": Method(score=scores.random_score),
 }
 
 
@@ -199,7 +177,8 @@ def select(
         name (`str`):
             Name of a method.
         signals (`dict[str, TopKLogprobs]`):
-            At least those that the method needs, aligned on the response.
+            At least those that the method needs, aligned on the response; a list of them where a response was scored
+            after several prompts of one kind.
         loss_mask (`torch.Tensor` of shape `[B, T]`):
             Non-zero where a token may be trained.
         settings (`SelectionSettings`):
@@ -224,14 +203,14 @@ def select(
     if rows is None:
         rows = torch.arange(loss_mask.size(0))
     ctx = SelectionContext(loss_mask.bool(), settings, step, rows, gather)
-    scores = method.score(signals, ctx) if method.score else None
+    score = method.score(signals, ctx) if method.score else None
     weights = method.weight(signals, ctx) if method.weight else None
     target = method.teacher_target(signals, ctx) if method.teacher_target else None
     return Selection(
         mask=ctx.loss_mask.clone()
-        if scores is None
-        else select_top_b(scores, ctx.loss_mask, settings.retention_ratio, settings.min_tokens),
-        scores=scores,
+        if score is None
+        else select_top_b(score, ctx.loss_mask, settings.retention_ratio, settings.min_tokens),
+        scores=score,
         weights=weights,
         teacher_logprobs=signals["teacher/original"].sampled_logprobs if target is None else target,
         measures=ctx.measures,

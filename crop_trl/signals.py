@@ -1,44 +1,121 @@
 """From a batch of rollouts to the signals that methods ask for.
 
 A signal is named `scorer/prompt`: which model reads the response, and after which prompt. The response's token ids are
-the same for all; only the prompt before them changes.
+the same for all; only the prompt before them changes. A dataset may hold several prompts of one kind, in a column with
+the plural name; unrelated prompts (`negative`) are drawn from the batch itself.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import torch
 
 from .scoring import Scorer, TopKLogprobs
 
-# Which dataset column holds each kind of prompt.
+# Which dataset column holds each kind of prompt; with an "s" at its end, a list of them.
 PROMPT_COLUMNS = {
     "original": "prompt",
     "paraphrase": "paraphrase_prompt",
     "counterfactual": "counterfactual_prompt",
 }
+NEGATIVE = "negative"
+
+TokenIds = Sequence[int]
 
 
 def _split(need: str) -> tuple[str, str]:
     scorer, _, kind = need.partition("/")
-    if kind not in PROMPT_COLUMNS:
-        raise ValueError(f"Unknown signal {need!r}: the prompt is one of {', '.join(PROMPT_COLUMNS)}.")
+    if kind not in PROMPT_COLUMNS and kind != NEGATIVE:
+        raise ValueError(f"Unknown signal {need!r}: the prompt is one of {', '.join((*PROMPT_COLUMNS, NEGATIVE))}.")
     return scorer, kind
 
 
 def prompt_kinds(needs: Sequence[str]) -> list[str]:
-    """Kinds of prompt that some signals are scored after, `"original"` first, each once."""
-    return list(dict.fromkeys(["original", *(_split(need)[1] for need in needs)]))
+    """Kinds of prompt that a dataset has to hold for some signals, `"original"` first, each once."""
+    kinds = ["original", *(_split(need)[1] for need in needs)]
+    return [kind for kind in dict.fromkeys(kinds) if kind != NEGATIVE]
 
 
-def prompt_columns(needs: Sequence[str]) -> list[str]:
-    """Dataset columns that hold those prompts."""
-    return [PROMPT_COLUMNS[kind] for kind in prompt_kinds(needs)]
+def prompt_variants(row: Mapping[str, Any], kind: str) -> list:
+    """The prompts of one kind in a dataset row: those of the plural column, else the one of the singular, else none."""
+    several = row.get(PROMPT_COLUMNS[kind] + "s")
+    if several:
+        return list(several)
+    one = row.get(PROMPT_COLUMNS[kind])
+    return [] if one is None else [one]
+
+
+def tokenize_variants(
+    rows: Sequence[Mapping[str, Any]], kind: str, tokenize: Callable[[list], list[list[int]]]
+) -> list[list[list[int]]]:
+    """Token ids of every prompt of one kind, in one call to the tokenizer: for each row, for each of its prompts."""
+    variants = [prompt_variants(row, kind) for row in rows]
+    ids = iter(tokenize([prompt for row in variants for prompt in row]))
+    return [[next(ids) for _ in row] for row in variants]
+
+
+def draw_negatives(
+    batch_prompt_ids: Sequence[TokenIds], rows: Sequence[int], count: int, seed: int, step: int
+) -> list[list[TokenIds]]:
+    """
+    Unrelated prompts for some responses, from the other prompts of the global rollout batch.
+
+    The draw for a response depends on the seed, the step and its place in the global batch, and so neither on the
+    number of processes nor on what was drawn before: a resumed run draws the same.
+
+    Args:
+        batch_prompt_ids (sequence of token id lists): Prompt of every response in the global batch.
+        rows (sequence of `int`): Places in it for which to draw.
+        count (`int`): Prompts to draw for each, without repetition.
+        seed, step (`int`): Seed of the run, and its global step.
+
+    Returns:
+        For each of `rows`, `count` prompts as token ids, none with the text of the row's own.
+
+    Raises:
+        `ValueError`: fewer than `count` other prompts in the batch.
+    """
+    distinct = list(dict.fromkeys(map(tuple, batch_prompt_ids)))
+    if len(distinct) - 1 < count:
+        raise ValueError(
+            f"`credit_num_negatives` {count} needs as many other prompts in a batch of rollouts, which holds "
+            f"{len(distinct)} distinct ones; raise `prompts_per_step` or lower `credit_num_negatives`."
+        )
+    drawn = []
+    for row in rows:
+        own = tuple(batch_prompt_ids[row])
+        others = [prompt for prompt in distinct if prompt != own]
+        picks = np.random.default_rng([seed + step, row]).choice(len(others), size=count, replace=False)
+        drawn.append([list(others[i]) for i in picks])
+    return drawn
+
+
+def _spread(part: TopKLogprobs, rows: Sequence[int], batch: int) -> TopKLogprobs:
+    """Put the scores of some rows in their places among all; the others carry an invalid mask."""
+    if len(rows) == batch:
+        return part
+    index = torch.tensor(rows, device=part.token_ids.device)
+    full = {}
+    for f in fields(part):
+        value = getattr(part, f.name)
+        full[f.name] = value.new_zeros((batch, *value.shape[1:])).index_copy_(0, index, value)
+    return TopKLogprobs(**full)
+
+
+def _average(parts: Sequence[TopKLogprobs]) -> TopKLogprobs:
+    """Of unrelated prompts only the mean log-probability of the response matters."""
+    mean = torch.stack([part.sampled_logprobs for part in parts]).mean(0)
+    return TopKLogprobs(parts[0].token_ids, parts[0].logprobs, mean, parts[0].mask)
 
 
 def collect_signals(
     needs: Sequence[str],
     scorers: Mapping[str, Scorer],
-    prompt_ids: Mapping[str, Sequence[Sequence[int]]],
-    completion_ids: Sequence[Sequence[int]],
-) -> dict[str, TopKLogprobs]:
+    prompt_ids: Mapping[str, Sequence[Sequence[TokenIds]]],
+    completion_ids: Sequence[TokenIds],
+) -> dict[str, TopKLogprobs | list[TopKLogprobs]]:
     """
     Score the responses after every prompt that is asked for.
 
@@ -49,23 +126,38 @@ def collect_signals(
             Names of signals.
         scorers (mapping from `str` to [`Scorer`]):
             By the part of a name before the slash.
-        prompt_ids (mapping from `str` to B lists of token ids):
-            By kind of prompt.
+        prompt_ids (mapping from `str` to B lists of prompts):
+            By kind; each row has one prompt or more of a kind, as token ids.
         completion_ids (B lists of token ids):
             The responses.
 
     Returns:
-        `dict[str, TopKLogprobs]`: one entry for each need, `[B, T, K]`, aligned on the response.
+        `dict[str, TopKLogprobs]`: one entry for each need, `[B, T, K]`, aligned on the response. Where some row has
+        several prompts of a kind it is a list of them, and a row with fewer has an invalid mask in the later ones.
+        `negative` is averaged over its prompts.
     """
     batch = len(completion_ids)
-    by_scorer: dict[str, list[str]] = {}
+    jobs: dict[str, list[tuple[str, list[int], list[TokenIds]]]] = {}
     for need in dict.fromkeys(needs):
         scorer, kind = _split(need)
-        by_scorer.setdefault(scorer, []).append(kind)
-    signals = {}
-    for scorer, kinds in by_scorer.items():
-        prompts = [ids for kind in kinds for ids in prompt_ids[kind]]
-        scored = scorers[scorer].score(prompts, list(completion_ids) * len(kinds))
-        for position, kind in enumerate(kinds):
-            signals[f"{scorer}/{kind}"] = scored.rows(slice(position * batch, (position + 1) * batch))
+        for m in range(max(map(len, prompt_ids[kind]), default=0)):
+            rows = [row for row in range(batch) if len(prompt_ids[kind][row]) > m]
+            jobs.setdefault(scorer, []).append((need, rows, [prompt_ids[kind][row][m] for row in rows]))
+    parts: dict[str, list[TopKLogprobs]] = {}
+    for scorer, scorer_jobs in jobs.items():
+        scored = scorers[scorer].score(
+            [ids for _, _, prompts in scorer_jobs for ids in prompts],
+            [completion_ids[row] for _, rows, _ in scorer_jobs for row in rows],
+        )
+        start = 0
+        for need, rows, _ in scorer_jobs:
+            part = scored.rows(slice(start, start + len(rows)))
+            parts.setdefault(need, []).append(_spread(part, rows, batch))
+            start += len(rows)
+    signals: dict[str, TopKLogprobs | list[TopKLogprobs]] = {}
+    for need, several in parts.items():
+        if _split(need)[1] == NEGATIVE:
+            signals[need] = _average(several)
+        else:
+            signals[need] = several[0] if len(several) == 1 else several
     return signals

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from accelerate.utils import is_peft_model
+from accelerate.utils import gather_object, is_peft_model
 from datasets import Dataset, IterableDataset
 from transformers import AutoModelForCausalLM, PreTrainedModel, TrainerCallback
 from trl import GRPOTrainer
@@ -29,7 +29,7 @@ from .scoring import Scorer
 from .scoring.head import add_token_head, sees_padding
 from .scoring.layout import pack, split_balanced
 from .scoring.local import LocalScorer
-from .signals import PROMPT_COLUMNS, collect_signals, prompt_columns, prompt_kinds
+from .signals import NEGATIVE, PROMPT_COLUMNS, collect_signals, draw_negatives, prompt_kinds, tokenize_variants
 
 # Evaluation looks at the student as it is: no selection, and so no triplet.
 _EVALUATION_METHOD = "opd"
@@ -156,12 +156,12 @@ class CROPTrainer(GRPOTrainer):
     @staticmethod
     def _fit_prompts(dataset, tokenizer, args: CROPConfig):
         """Check the training prompts and leave out the long ones, before any model is loaded."""
-        columns = prompt_columns(methods.get_method(args.method).needs)
-        data.check_columns(dataset, columns, args.method)
+        kinds = prompt_kinds(methods.get_method(args.method).needs)
+        data.check_columns(dataset, kinds, args.method)
         if tokenizer is not None:
-            dataset = data.drop_long_prompts(
+            dataset = data.fit_prompts(
                 dataset,
-                columns,
+                kinds,
                 tokenizer,
                 args.max_prompt_length,
                 args.chat_template_kwargs,
@@ -198,7 +198,8 @@ class CROPTrainer(GRPOTrainer):
 
     def _set_signature_columns_if_needed(self):
         super()._set_signature_columns_if_needed()
-        self._signature_columns = list(dict.fromkeys([*self._signature_columns, *PROMPT_COLUMNS.values(), "answer"]))
+        columns = [name for column in PROMPT_COLUMNS.values() for name in (column, column + "s")]
+        self._signature_columns = list(dict.fromkeys([*self._signature_columns, *columns, "answer"]))
 
     # ---------------------------------------------------------------- rollout and scoring
 
@@ -234,20 +235,29 @@ class CROPTrainer(GRPOTrainer):
         aligned = self.args.windows_per_generation * self.num_iterations == 1
         if training and not aligned and "student/original" not in needs:
             needs.append("student/original")
-        prompts = {"original": prompt_ids}
+        first_row = self.accelerator.process_index * len(inputs)
+        rows = range(first_row, first_row + len(inputs))
+        prompts = {"original": [[ids] for ids in prompt_ids]}
         for kind in prompt_kinds(needs)[1:]:
-            prompts[kind] = self._tokenize_prompts([row[PROMPT_COLUMNS[kind]] for row in inputs])[0]
+            prompts[kind] = tokenize_variants(inputs, kind, lambda several: self._tokenize_prompts(several)[0])
+        if "teacher/negative" in needs:
+            prompts[NEGATIVE] = draw_negatives(
+                gather_object(prompt_ids),
+                rows,
+                self.args.credit_num_negatives,
+                self.args.credit_seed,
+                self.state.global_step,
+            )
         with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
             signals = collect_signals(needs, self.scorers, prompts, completion_ids)
 
-        first_row = self.accelerator.process_index * len(inputs)
         selection = methods.select(
             name,
             signals,
             loss_mask,
             self.args.selection_settings,
             step=self.state.global_step,
-            rows=torch.arange(first_row, first_row + len(inputs)),
+            rows=torch.tensor(rows),
             gather=lambda values: gather_ragged(values, self.accelerator),
         )
         rollout["prompt_id_lists"], rollout["completion_id_lists"] = prompt_ids, completion_ids

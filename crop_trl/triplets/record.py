@@ -119,15 +119,36 @@ def reason_to_drop(record: Mapping[str, Any]) -> str | None:
     return None
 
 
-def to_row(record: Mapping[str, Any], template: str = DEFAULT_PROMPT_TEMPLATE, conversational: bool = True) -> dict:
+def _variants(record: Mapping[str, Any], name: str, count: int) -> list[str]:
+    """The record's own text and those of its alternates, at most `count` different ones."""
+    texts = [record[name], *(other.get(name) for other in record.get("alternates") or [])]
+    return list(dict.fromkeys(text for text in texts if isinstance(text, str) and text.strip()))[:count]
+
+
+def to_row(
+    record: Mapping[str, Any],
+    template: str = DEFAULT_PROMPT_TEMPLATE,
+    conversational: bool = True,
+    counterfactuals: int = 1,
+    paraphrases: int = 1,
+) -> dict:
     """
     One record as a dataset row: `prompt`, `paraphrase_prompt`, `counterfactual_prompt`, and `answer` and `id` where the
-    record has them. Conversational prompts are a single user turn.
+    record has them. Conversational prompts are a single user turn. With more than one counterfactual or paraphrase the
+    row has the plural column too, holding the record's own and those of its `alternates`.
     """
-    row: dict[str, Any] = {}
-    for column, name in zip(PROMPT_COLUMNS, PROBLEM_FIELDS, strict=True):
-        text = wrap_problem(record[name], template)
-        row[column] = [{"role": "user", "content": text}] if conversational else text
+
+    def prompt(problem: str):
+        text = wrap_problem(problem, template)
+        return [{"role": "user", "content": text}] if conversational else text
+
+    row: dict[str, Any] = {
+        column: prompt(record[name]) for column, name in zip(PROMPT_COLUMNS, PROBLEM_FIELDS, strict=True)
+    }
+    for name, count in (("paraphrase", paraphrases), ("counterfactual", counterfactuals)):
+        if count > 1:
+            texts = _variants(record, f"{name}_problem", count)
+            row[f"{name}_prompts"] = [prompt(text) for text in texts]
     row["answer"] = None if record.get("answer") is None else str(record["answer"])
     row["id"] = None if record.get("id") is None else str(record["id"])
     return row
@@ -137,6 +158,8 @@ def build_dataset(
     records: Iterable[Mapping[str, Any]],
     template: str = DEFAULT_PROMPT_TEMPLATE,
     conversational: bool = True,
+    counterfactuals: int = 1,
+    paraphrases: int = 1,
 ) -> tuple[datasets.Dataset, AdapterReport]:
     """
     Turn triplet records into the trainer's columns, keeping those whose three flags are all true.
@@ -145,17 +168,23 @@ def build_dataset(
         records (iterable of mappings):
             Triplet records.
         template (`str`, *optional*):
-            Answer-format wrapper holding `{problem}` once, put around all three problems alike.
+            Answer-format wrapper holding `{problem}` once, put around all problems alike.
         conversational (`bool`, *optional*, defaults to `True`):
             Prompts as chat messages (the chat template is applied by the trainer) or as plain text.
+        counterfactuals, paraphrases (`int`, *optional*, defaults to `1`):
+            How many of each to use at most; beyond the first they come from a record's `alternates`.
 
     Returns:
         The dataset and an [`AdapterReport`].
 
     Raises:
-        `ValueError`: a template without `{problem}`, or no record left; the message says why each record left.
+        `ValueError`: a template without `{problem}`, a count below 1, or no record left; the message says why each
+        record left.
     """
     check_template(template)
+    for name, count in (("counterfactuals", counterfactuals), ("paraphrases", paraphrases)):
+        if count < 1:
+            raise ValueError(f"`{name}` must be at least 1, got {count}.")
     report = AdapterReport()
     rows = []
     for record in records:
@@ -164,7 +193,7 @@ def build_dataset(
         if reason:
             report.dropped[reason] += 1
         else:
-            rows.append(to_row(record, template, conversational))
+            rows.append(to_row(record, template, conversational, counterfactuals, paraphrases))
     report.kept = len(rows)
     if not rows:
         raise ValueError(f"No triplet is fit for training: {report}.")
@@ -192,6 +221,8 @@ def load_triplets(
     split: str = "train",
     template: str = DEFAULT_PROMPT_TEMPLATE,
     conversational: bool = True,
+    counterfactuals: int = 1,
+    paraphrases: int = 1,
 ) -> tuple[datasets.Dataset, AdapterReport]:
     """[`load_records`], then [`build_dataset`]."""
-    return build_dataset(load_records(source, split), template, conversational)
+    return build_dataset(load_records(source, split), template, conversational, counterfactuals, paraphrases)

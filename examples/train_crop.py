@@ -1,0 +1,164 @@
+"""Train a student with CROP, or with any other method of `crop_trl`, on triplet records.
+
+    accelerate launch --config_file accelerate_configs/cpu.yaml examples/train_crop.py \
+        --config examples/configs/tiny_math.yaml
+
+Every field of the YAML file can be overridden on the command line, for instance `--method random --seed 1`. The method
+`base` evaluates the student and trains nothing.
+"""
+
+import json
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# A library that looks for its optional parts on the hub at every start would wait for it on a machine without one.
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+from trl import ModelConfig, TrlParser, get_peft_config
+
+from crop_trl import CROPConfig, CROPTrainer
+from crop_trl.evaluation.grading import accuracy_reward
+from crop_trl.triplets import DEFAULT_PROMPT_TEMPLATE, load_triplets
+
+REWARDS = {"accuracy": accuracy_reward, "none": None}
+
+
+@dataclass
+class ScriptArguments:
+    r"""
+    What this script needs beside [`CROPConfig`] and [`~trl.ModelConfig`].
+
+    Args:
+        dataset_name (`str`): JSONL file or hub dataset of triplet records.
+        dataset_split (`str`): Split of a hub dataset.
+        eval_dataset_name (`str`, *optional*): The same for held-out problems; without it nothing is evaluated.
+        eval_dataset_split (`str`): Split of a hub dataset.
+        prompt_template (`str`): Answer-format wrapper put around every problem; holds `{problem}` once.
+        conversational (`bool`): Whether prompts are chat messages or plain text.
+        reward (`str`): `accuracy` or `none`; with `--reward_weights 0` it is watched without being trained on.
+        heatmap (`bool`): Whether to end with a picture of the tokens chosen in one held-out response.
+    """
+
+    dataset_name: str | None = field(default=None, metadata={"help": "JSONL file or hub dataset of triplet records."})
+    dataset_split: str = field(default="train", metadata={"help": "Split of a hub dataset."})
+    eval_dataset_name: str | None = field(default=None, metadata={"help": "The same for held-out problems."})
+    eval_dataset_split: str = field(default="test", metadata={"help": "Split of a hub dataset."})
+    prompt_template: str = field(
+        default=DEFAULT_PROMPT_TEMPLATE, metadata={"help": "Wrapper put around every problem; holds {problem} once."}
+    )
+    conversational: bool = field(default=True, metadata={"help": "Prompts as chat messages, or as plain text."})
+    reward: str = field(default="none", metadata={"help": "accuracy or none; see reward_weights of the trainer."})
+    heatmap: bool = field(default=True, metadata={"help": "End with a picture of the tokens chosen in a response."})
+
+    def __post_init__(self):
+        if self.reward not in REWARDS:
+            raise ValueError(f"`reward` {self.reward!r} is not known: choose one of {', '.join(REWARDS)}.")
+
+
+@dataclass
+class TrainConfig(CROPConfig):
+    """[`CROPConfig`] that also knows `base`, the student as it is."""
+
+    def __post_init__(self):
+        self.train = self.method != "base"
+        if not self.train:
+            self.method = "opd"
+        super().__post_init__()
+
+
+def make_trainer(script: ScriptArguments, args: TrainConfig, model: ModelConfig) -> CROPTrainer:
+    """Read the data, then the models. Raises `ValueError` with one sentence for what a user got wrong."""
+    for name, value in (
+        ("model_name_or_path", model.model_name_or_path),
+        ("teacher_model_name_or_path", args.teacher_model_name_or_path),
+        ("dataset_name", script.dataset_name),
+    ):
+        if not value:
+            raise ValueError(f"`--{name}` is not set; give it on the command line or in the --config file.")
+    talk = args.process_index == 0
+    train_dataset, report = load_triplets(
+        script.dataset_name, script.dataset_split, script.prompt_template, script.conversational
+    )
+    if talk:
+        print(f"Training triplets: {report}.")
+    eval_dataset = None
+    if script.eval_dataset_name:
+        eval_dataset, report = load_triplets(
+            script.eval_dataset_name, script.eval_dataset_split, script.prompt_template, script.conversational
+        )
+        if talk:
+            print(f"Held-out triplets: {report}.")
+    reward = REWARDS[script.reward]
+    args.model_init_kwargs = {
+        "revision": model.model_revision,
+        "attn_implementation": model.attn_implementation,
+        "dtype": model.dtype,
+        **(args.model_init_kwargs or {}),
+    }
+    return CROPTrainer(
+        model=model.model_name_or_path,
+        reward_funcs=[] if reward is None else [reward],
+        args=args,
+        train_dataset=train_dataset,
+        eval_dataset=eval_dataset,
+        peft_config=get_peft_config(model),
+    )
+
+
+def evaluate(trainer: CROPTrainer) -> float | None:
+    """Accuracy of the student on the held-out problems, as it samples in training; `None` without any or a reward."""
+    if trainer.eval_dataset is None or accuracy_reward not in trainer.reward_funcs:
+        return None
+    return trainer.evaluate()["eval_rewards/accuracy_reward/mean"]
+
+
+def save_heatmap(trainer: CROPTrainer, folder: Path) -> None:
+    """Draw what the method keeps in one held-out response."""
+    from crop_trl.analysis.heatmap import save_html, save_png
+    from crop_trl.analysis.inspect import inspect_response
+
+    rows = trainer.train_dataset if trainer.eval_dataset is None else trainer.eval_dataset
+    heatmap = inspect_response(trainer, rows[0])
+    if trainer.accelerator.is_main_process:
+        save_png(heatmap, folder / "heatmap.png")
+        save_html(heatmap, folder / "heatmap.html")
+        print(f"Tokens chosen in one held-out response: {folder / 'heatmap.png'} and {folder / 'heatmap.html'}")
+
+
+def main() -> None:
+    """Parse, train, evaluate, draw."""
+    try:
+        script, args, model = TrlParser((ScriptArguments, TrainConfig, ModelConfig)).parse_args_and_config()
+        trainer = make_trainer(script, args, model)
+    except (ValueError, FileNotFoundError) as error:
+        sys.exit(f"error: {error}")
+
+    before = evaluate(trainer)
+    after = None
+    if args.train:
+        trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+        trainer.save_model()
+        after = evaluate(trainer)
+    if script.heatmap and args.train:
+        save_heatmap(trainer, Path(args.output_dir))
+    if trainer.accelerator.is_main_process:
+        result = {
+            "method": args.method if args.train else "base",
+            "steps": trainer.state.global_step,
+            "accuracy_before": before,
+            "accuracy_after": after,
+        }
+        Path(args.output_dir).mkdir(parents=True, exist_ok=True)
+        (Path(args.output_dir) / "result.json").write_text(json.dumps(result, indent=2) + "\n")
+        if before is not None:
+            print(
+                f"Accuracy on {len(trainer.eval_dataset)} held-out problems, {trainer.num_generations_eval} sampled "
+                f"answers each: {before:.3f} before"
+                + ("." if after is None else f", {after:.3f} after {trainer.state.global_step} steps ({args.method}).")
+            )
+
+
+if __name__ == "__main__":
+    main()
