@@ -11,7 +11,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -53,7 +53,7 @@ class Answer:
 
     def to_entry(self) -> dict[str, Any]:
         """As stored in the ledger."""
-        return asdict(self)
+        return dict(vars(self))
 
 
 class Redactor:
@@ -197,10 +197,12 @@ class Client:
             # `chat.completions.create` builds typed objects on both sides, which costs more time than everything else
             # here, and stumbles over endpoints whose answers lack a field.
             payload = await self._openai.post("/chat/completions", body=body, cast_to=object)
-        except openai.APITimeoutError:
-            raise _Transient("timeout", f"no answer within {self.settings.timeout:g} s") from None
         except openai.APIConnectionError as error:
-            raise _Transient("connection", self.redact.message(str(error.__cause__ or error))) from None
+            # The aiohttp transport reports a refused connection as `ConnectTimeout`, which is no slow answer.
+            cause = error.__cause__
+            if isinstance(error, openai.APITimeoutError) and type(cause).__name__ != "ConnectTimeout":
+                raise _Transient("timeout", f"no answer within {self.settings.timeout:g} s") from None
+            raise _Transient("connection", self.redact.message(str(cause or error))) from None
         except openai.APIStatusError as error:
             raise self._status_error(error) from None
         except ValueError:  # said to be JSON, and is not
@@ -290,4 +292,4 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
 def describe_request(messages: list[dict[str, str]], name: str, schema: Mapping[str, Any]) -> str:
     """A request for people to read."""
     parts = [f"[{message['role']}]\n{message['content']}" for message in messages]
-    return "\n\n".join([*parts, f"[schema {name}]\n{json.dumps(schema, indent=1)}"])
+    return "\n\n".join([*parts, f"[response_format: JSON schema {name!r}]\n{json.dumps(schema)}"])

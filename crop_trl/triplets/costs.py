@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 CHARS_PER_TOKEN = 3.3  # for English with LaTeX; only estimates use it, accounts use what the endpoint reports
+FIRST_ANSWER_TOKENS = 3_000  # reckoned with while no answer has been seen
 TOKEN_FIELDS = ("input", "cached_input", "output")
 
 
@@ -69,19 +70,25 @@ class Account:
     Args:
         prices (`Prices`, *optional*): Without them there is no cost, and no limit.
         max_cost (`float`, *optional*): Dollars that may be spent.
+        longest_answer (`int`, *optional*): Output tokens that no answer can exceed. With it the limit is strict;
+            without it, one answer that is longer than all before can pass it.
     """
 
     prices: Prices | None = None
     max_cost: float | None = None
+    longest_answer: int | None = None
     requests: Counter = field(default_factory=Counter)
     tokens: dict[str, Counter] = field(default_factory=dict)
+    longest: Counter = field(default_factory=Counter)
     without_usage: int = 0
     reserved: float = 0.0
 
     def add(self, kind: str, usage: Mapping[str, Any] | None) -> None:
         """Book an answer."""
         self.requests[kind] += 1
-        self.tokens.setdefault(kind, Counter()).update(count_tokens(usage))
+        counts = count_tokens(usage)
+        self.tokens.setdefault(kind, Counter()).update(counts)
+        self.longest[kind] = max(self.longest[kind], counts["output"])
         self.without_usage += not usage
 
     def add_entries(self, entries: Iterable[Mapping[str, Any]]) -> "Account":
@@ -101,12 +108,11 @@ class Account:
         total = self.total
         return self.prices.cost({name: total[name] for name in TOKEN_FIELDS}) if self.prices else None
 
-    def expected_cost(self, kind: str, prompt_chars: int) -> float:
-        """What a request will cost if its answer is as long as those of its kind so far (1,500 tokens before any)."""
-        seen = self.requests[kind]
-        output = self.tokens[kind]["output"] / seen if seen else 1_500
-        return self.prices.cost({"input": prompt_chars / CHARS_PER_TOKEN, "cached_input": 0, "output": output})
+    def cost_bound(self, kind: str, prompt_tokens: int) -> float:
+        """What a request may cost: as long an answer as can be, or as its kind has had so far, is reckoned with."""
+        output = self.longest_answer or self.longest[kind] or FIRST_ANSWER_TOKENS
+        return self.prices.cost({"input": prompt_tokens, "cached_input": 0, "output": output})
 
-    def allows(self, expected: float) -> bool:
-        """Whether the limit leaves room for a request, those in flight taken into account."""
-        return self.max_cost is None or self.cost + self.reserved + expected <= self.max_cost
+    def allows(self, cost: float) -> bool:
+        """Whether the limit leaves room for a request of that cost, those in flight taken into account."""
+        return self.max_cost is None or self.cost + self.reserved + cost <= self.max_cost

@@ -20,7 +20,7 @@ from typing import Any
 from tqdm import tqdm
 
 from .client import Answer, Client, EndpointError, Redactor, RequestFailed, Stopped
-from .costs import Account, find_prices
+from .costs import Account, estimate_tokens, find_prices
 from .ledger import Ledger, LedgerError, request_key
 from .outcome import STATUSES, Round, build_record, excluded_record
 from .outputs import OutputDirectory
@@ -133,7 +133,7 @@ async def _generate(settings: TripletSettings, progress: bool) -> RunResult:
     for note in problem_set.notes:
         print(note, file=sys.stderr)
     output = OutputDirectory(settings.output, redact.content)
-    account = Account(prices, settings.max_cost)
+    account = Account(prices, settings.max_cost, settings.max_completion_tokens)
     modes: dict[str, str] = {}
 
     def book(entry: dict[str, Any]) -> None:
@@ -326,13 +326,13 @@ class Run:
     ) -> dict[str, Any]:
         if self.stopped:
             raise Stopped
-        expected = 0.0
-        if self.account.prices:
-            expected = self.account.expected_cost(kind, sum(len(message["content"]) for message in messages))
-            if not self.account.allows(expected):
+        bound = 0.0
+        if self.account.max_cost is not None:
+            bound = self.account.cost_bound(kind, sum(estimate_tokens(message["content"]) for message in messages))
+            if not self.account.allows(bound):
                 self.stop("max_cost")
                 raise Stopped
-        self.account.reserved += expected
+        self.account.reserved += bound
         try:
             answer: Answer = await self.client.complete(facts["model"], messages, kind, SCHEMAS[kind])
         except RequestFailed as failure:
@@ -344,7 +344,7 @@ class Run:
                 ) from None
             raise
         finally:
-            self.account.reserved -= expected
+            self.account.reserved -= bound
         self._failures = 0
         entry = {"key": key, **facts, "time": datetime.now(timezone.utc).isoformat(timespec="seconds")}
         fields = answer.to_entry()

@@ -54,8 +54,11 @@ class Templates:
 
     def critic_messages(self, original: str, candidates: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
         """Chat messages that ask for an evaluation of every candidate, numbered from 1 in the given order."""
-        numbered = [{"candidate_number": n, **candidate} for n, candidate in enumerate(candidates, start=1)]
-        values = {"original": original, "candidates_json": json.dumps(numbered, ensure_ascii=False, indent=1)}
+        lines = (
+            json.dumps({"candidate_number": number, **candidate}, ensure_ascii=False)
+            for number, candidate in enumerate(candidates, start=1)
+        )
+        values = {"original": original, "candidates_json": "[\n" + ",\n".join(lines) + "\n]"}
         return self._messages("critic", values)
 
     def _messages(self, kind: str, values: Mapping[str, str]) -> list[dict[str, str]]:

@@ -6,6 +6,7 @@ import random
 import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -87,36 +88,45 @@ def apply_review(directory: str, verdicts: str | Path) -> str:
     return write_report(directory)
 
 
-def mark_differences(before: str, after: str) -> list[tuple[str, str]]:
-    """`after` in pieces, each `same` or `new` when compared with `before` word by word."""
-    old, new = _TOKEN.findall(before), _TOKEN.findall(after)
-    pieces = []
-    for operation, _, _, start, end in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
-        text = "".join(new[start:end])
-        if text:
-            pieces.append(("same" if operation == "equal" else "new", text))
-    return pieces
+def mark_differences(text: str, against: Mapping[str, str]) -> list[tuple[str, str]]:
+    """
+    Cut a text into pieces by how its words differ from other texts.
+
+    Args:
+        text (`str`): The text to show.
+        against (`Mapping[str, str]`): Mark to the text whose absent words get it; the last mark wins.
+
+    Returns:
+        Pairs of mark (empty: the same everywhere) and piece; the pieces joined are the text.
+    """
+    words = _TOKEN.findall(text)
+    marks = [""] * len(words)
+    for mark, other in against.items():
+        matcher = difflib.SequenceMatcher(None, _TOKEN.findall(other), words, autojunk=False)
+        for operation, _, _, start, end in matcher.get_opcodes():
+            if operation != "equal":
+                marks[start:end] = [mark] * (end - start)
+    pairs = groupby(zip(marks, words, strict=True), key=lambda pair: pair[0])
+    return [(mark, "".join(word for _, word in group)) for mark, group in pairs]
 
 
 def _item(record: Mapping[str, Any]) -> dict[str, Any]:
-    original, paraphrase, counterfactual = (
-        record[f"{name}_problem"] for name in ("original", "paraphrase", "counterfactual")
-    )
+    texts = {name: record[f"{name}_problem"] for name in ("original", "paraphrase", "counterfactual")}
+
+    def similarity(name: str) -> float:
+        words = (_TOKEN.findall(texts[name]), _TOKEN.findall(texts["counterfactual"]))
+        return difflib.SequenceMatcher(None, *words, autojunk=False).ratio()
+
     # A counterfactual is worded after one of the two others; against that one only the changed condition stands out.
-    similarity = {
-        name: difflib.SequenceMatcher(None, _TOKEN.findall(text), _TOKEN.findall(counterfactual), False).ratio()
-        for name, text in (("original", original), ("paraphrase", paraphrase))
+    nearer = max(("original", "paraphrase"), key=similarity)
+    against: dict[str, dict[str, str]] = {
+        "original": {},
+        "paraphrase": {"reworded": texts["original"]},
+        "counterfactual": {"changed": texts[nearer]},
     }
-    nearer = max(similarity, key=similarity.get)
-    texts = {"original": original, "paraphrase": paraphrase}
-    return {
-        "record": record,
-        "text_hash": text_hash(record),
-        "original": mark_differences(counterfactual, original) if nearer == "original" else [("same", original)],
-        "paraphrase": mark_differences(original, paraphrase),
-        "counterfactual": mark_differences(texts[nearer], counterfactual),
-        "nearer": nearer,
-    }
+    against[nearer]["changed"] = texts["counterfactual"]
+    marked = {name: mark_differences(text, against[name]) for name, text in texts.items()}
+    return {"record": record, "text_hash": text_hash(record), "texts": marked, "nearer": nearer}
 
 
 def _read_verdicts(path: Path) -> dict[str, dict[str, Any]]:

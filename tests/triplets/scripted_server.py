@@ -124,7 +124,7 @@ def generator(kind: str, problem: str) -> tuple[str | None, str, str | None]:
             item["paraphrase_problem"] += "\ud83d"
     elif kind == "same_texts":
         for item in candidates:
-            item["counterfactual_problem"] = item["paraphrase_problem"].replace(" ", "  ")
+            item["counterfactual_problem"] = item["paraphrase_problem"].replace("words: ", "words:  ")
     elif kind == "broken_latex":
         for item in candidates:
             item["counterfactual_problem"] += " with $2 \times 3$"
@@ -315,6 +315,7 @@ class Server:
             return web.json_response({"id": "x", "choices": []})
         if fault == "hang":
             await asyncio.sleep(30)
+            return error(504, "too late", None)  # nobody listens any more, so it must not be logged as an answer
         if fault == "cut":
             response = web.StreamResponse(headers={"Content-Length": "10000", "Content-Type": "application/json"})
             await response.prepare(request)

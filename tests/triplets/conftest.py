@@ -1,0 +1,87 @@
+"""A real server process, and the real program as a process beside it."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+KEY = "sk-test-0123456789abcdef"
+
+
+@contextmanager
+def servers() -> Iterator[Callable[..., str]]:
+    """Start scripted servers; each call returns an address, all end with the block."""
+    processes = []
+
+    def start(*options: str) -> str:
+        command = [sys.executable, str(Path(__file__).with_name("scripted_server.py")), *options]
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        return processes[-1].stdout.readline().strip()
+
+    try:
+        yield start
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+
+@pytest.fixture
+def start_server() -> Iterator[Callable[..., str]]:
+    """[`servers`] for one test."""
+    with servers() as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def shared_server() -> Iterator[str]:
+    """The address of one server for all tests of a module."""
+    with servers() as start:
+        yield start()
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Callable[..., subprocess.Popen]:
+    """Start `examples/generate_triplets.py` with a key in its environment."""
+
+    def run(*options: str, key: str | None = KEY) -> subprocess.Popen:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
+        environment |= {"PYTHONPATH": str(ROOT), "OPENAI_LOG": "debug"} | ({"OPENAI_API_KEY": key} if key else {})
+        return subprocess.Popen(
+            [sys.executable, str(ROOT / "examples" / "generate_triplets.py"), *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            cwd=tmp_path,
+        )
+
+    return run
+
+
+@pytest.fixture
+def problems(tmp_path: Path) -> Callable[..., str]:
+    """Write a JSONL file of problems, given as texts or as whole rows."""
+
+    def write(*rows: str | dict, name: str = "problems.jsonl") -> str:
+        path = tmp_path / name
+        with open(path, "w", encoding="utf-8") as file:
+            for number, row in enumerate(rows):
+                row = row if isinstance(row, dict) else {"id": f"p{number:04d}", "problem": row, "answer": str(number)}
+                file.write(json.dumps(row) + "\n")
+        return str(path)
+
+    return write
+
+
+@pytest.fixture(autouse=True)
+def key_in_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)

@@ -1,0 +1,81 @@
+import json
+import shutil
+
+import pytest
+
+from crop_trl.triplets.prompts import DEFAULT_TEMPLATES, candidate_reason, feedback_text, fill, load_templates
+
+
+def copy_templates(tmp_path):
+    return shutil.copytree(DEFAULT_TEMPLATES, tmp_path / "mine")
+
+
+def test_braces_of_a_problem_are_not_placeholders():
+    problem = r"Let $S = \{x\}$ and $\frac{1}{2}$; {feedback} {candidate_count} {0} {"
+    user = load_templates().generator_messages(problem, 3, "")[1]["content"]
+    assert problem in user
+    assert "up to 3 different" in user and "{candidate_count} {0}" in user
+
+
+def test_fill_leaves_what_it_has_no_value_for():
+    assert fill("{problem} {original} {other}", {"problem": "{original}"}) == "{original} {original} {other}"
+
+
+def test_critic_sees_every_candidate_numbered_as_valid_json():
+    candidates = [{"paraphrase_problem": 'a "quoted" \\frac'}, {"paraphrase_problem": "中文"}]
+    user = load_templates().critic_messages("The problem", candidates)[1]["content"]
+    block = user.split("<candidates>\n")[1].split("\n</candidates>")[0]
+    assert [c["candidate_number"] for c in json.loads(block)] == [1, 2]
+    assert json.loads(block)[0]["paraphrase_problem"] == candidates[0]["paraphrase_problem"]
+    assert "中文" in user
+
+
+def test_version_follows_the_texts(tmp_path):
+    mine = copy_templates(tmp_path)
+    before = load_templates(mine).version
+    assert before.split("-")[1] == load_templates().version.split("-")[1]
+    (mine / "critic_system.txt").write_text("Judge.", encoding="utf-8")
+    assert load_templates(mine).version != before
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("generator_user.txt", "{problem} {candidate_count}", "{feedback}"),
+        ("critic_user.txt", "{original} {candidates_json} {problem}", "which nothing fills"),
+        ("critic_user.txt", None, "no readable critic_user.txt"),
+    ],
+)
+def test_a_broken_template_is_named(tmp_path, name, text, says):
+    mine = copy_templates(tmp_path)
+    (mine / name).unlink() if text is None else (mine / name).write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match="templates") as caught:
+        load_templates(mine)
+    assert says in str(caught.value)
+
+
+def test_feedback_carries_the_critics_reasons():
+    evaluation = {
+        "violations": [{"criterion": "two_conditions", "evidence": "7 and 9 both differ"}],
+        "paraphrase_status": "accept",
+        "paraphrase_confidence": 0.9,
+        "paraphrase_reason": "same",
+        "counterfactual_status": "reject",
+        "counterfactual_confidence": 0.4,
+        "counterfactual_reason": "no solution is left",
+        "original_determinacy": "determinate",
+        "counterfactual_determinacy": "inconsistent",
+        "determinacy_evidence": "x < 0 and x > 0",
+        "original_answer_type": "single_integer",
+        "counterfactual_answer_type": "yes_no",
+        "confidence": 0.3,
+    }
+    text = feedback_text([candidate_reason(2, {"counterfactual_condition_description": "{9}"}, evaluation, ["local"])])
+    for part in ("Candidate 2", "{9}", "7 and 9 both differ", "no solution is left", "inconsistent", "yes_no", "local"):
+        assert part in text
+    assert feedback_text([]) == ""
+
+
+def test_no_template_names_a_real_key_or_wrapper():
+    for text in load_templates().texts.values():
+        assert "boxed" not in text

@@ -1,0 +1,136 @@
+"""The real `openai` client against a real server process."""
+
+import asyncio
+import time
+
+import pytest
+
+from crop_trl.triplets.client import Client, EndpointError, Redactor, RequestFailed, Stopped, _retry_after
+from crop_trl.triplets.pipeline import SCHEMAS
+from crop_trl.triplets.prompts import load_templates
+from crop_trl.triplets.settings import TripletSettings
+
+KEY = "sk-test-0123456789abcdef"
+
+
+def settings(url, **changes):
+    return TripletSettings(base_url=url, **({"timeout": 2.0, "max_retries": 3, "max_backoff": 0.2} | changes))
+
+
+async def ask(client, problem="Add 2 and 3."):
+    messages = load_templates().generator_messages(problem, 3)
+    return await client.complete("gpt-5.1", messages, "generator", SCHEMAS["generator"])
+
+
+def run(url, *problems, known_mode=None, **changes):
+    async def work():
+        async with Client(settings(url, **changes), known_mode) as client:
+            return client, await asyncio.gather(*(ask(client, p) for p in problems), return_exceptions=True)
+
+    return asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    ("options", "mode"),
+    [
+        ((), "json_schema"),
+        (("--no-json-schema",), "json_object"),
+        (("--no-json-schema", "--no-json-mode"), "text"),
+    ],
+)
+def test_how_json_is_asked_for_is_found_once(start_server, options, mode):
+    client, answers = run(start_server(*options), *(f"[plan:good] {n}" for n in range(5)))
+    assert client.mode == mode
+    assert {answer.mode for answer in answers} == {mode}
+    assert all(answer.usage["prompt_tokens"] > 0 and answer.content for answer in answers)
+
+
+def test_a_known_mode_is_tried_first(start_server):
+    client, (answer,) = run(start_server(), "[plan:good]", known_mode="json_object")
+    assert client.mode == answer.mode == "json_object"
+    client, (answer,) = run(start_server("--no-json-schema", "--no-json-mode"), "[plan:good]", known_mode="json_object")
+    assert client.mode == "text"
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        ("http_429", "rate_limit"),
+        ("http_500", "http_500"),
+        ("http_503", "http_503"),
+        ("http_html", "no_completion"),
+        ("http_no_choices", "no_completion"),
+        ("http_cut", "connection"),
+        ("http_hang", "timeout"),
+    ],
+)
+def test_passing_faults_are_repeated(start_server, fault, cause):
+    client, (first, answer) = run(start_server(), "[plan:good]", f"[plan:{fault}]", timeout=0.7)
+    assert answer.content.startswith('{"decision"'), answer
+    assert client.retries == {cause: 1}
+
+
+def test_retry_after_is_honoured(start_server):
+    started = time.monotonic()
+    run(start_server(), "[plan:http_429]", max_backoff=0.0)
+    assert time.monotonic() - started > 0.3
+
+
+def test_a_refused_request_is_not_repeated(start_server):
+    client, answers = run(start_server(), "[plan:http_400]", "[plan:good]")
+    assert isinstance(answers[0], RequestFailed) and "flagged" in str(answers[0])
+    assert answers[1].content and not client.retries
+
+
+def test_endpoint_errors_name_the_remedy(start_server):
+    _, (error,) = run(start_server("--key", "another"), "[plan:good]")
+    assert isinstance(error, EndpointError) and "$OPENAI_API_KEY" in str(error)
+    assert KEY not in str(error)  # the server repeats it
+    _, (error,) = run(start_server("--model", "other"), "[plan:good]")
+    assert isinstance(error, EndpointError) and "`model`" in str(error) and "does not exist" in str(error)
+    _, (error,) = run("http://127.0.0.1:9/v1", "[plan:good]")
+    assert isinstance(error, EndpointError) and "http://127.0.0.1:9/v1 does not answer" in str(error)
+
+
+def test_an_error_that_repeats_the_key_is_cleaned(start_server):
+    _, (error,) = run(start_server(), "[plan:http_500]", max_retries=0)
+    assert isinstance(error, RequestFailed) and "try later" in str(error)
+    assert KEY not in str(error) and "[key]" in str(error)
+
+
+def test_stopping_ends_a_wait(start_server):
+    async def work(url):
+        async with Client(settings(url, max_backoff=60.0)) as client:
+            client.mode = "text"
+            client._answered = True
+            task = asyncio.create_task(ask(client))
+            await asyncio.sleep(0.2)
+            client.stopping.set()
+            with pytest.raises(Stopped):
+                await asyncio.wait_for(task, 5)
+
+    asyncio.run(work("http://127.0.0.1:9/v1"))
+
+
+def test_redaction():
+    redact = Redactor("sk-abc/def+12345")
+    text = redact.message("a sk-abc/def+12345 b sk-abc%2Fdef%2B12345 c sk-abc***345 Bearer xyz\nd")
+    assert "12345" not in text and "***" not in text and "xyz" not in text and "\n" not in text
+    assert redact.content("Take sk-latex and sk-abc/def+12345") == "Take sk-latex and [key]"
+    assert Redactor("none").content("none of them") == "none of them"
+
+
+def test_retry_after_forms():
+    date = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + 30))
+    assert _retry_after({"retry-after": "1.5"}) == 1.5
+    assert 25 < _retry_after({"retry-after": date}) <= 31
+    assert [_retry_after({"retry-after": value}) for value in ("soon", "", "-3")] == [None, None, None]
+    assert _retry_after({"retry-after": "86400"}) == 600
+
+
+def test_no_key_is_needed_for_an_endpoint_of_ones_own(start_server, monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY")
+    _, (answer,) = run(start_server(), "[plan:good]")
+    assert answer.content
+    with pytest.raises(ValueError, match="OPENAI_API_KEY is not set"):
+        TripletSettings().api_key()
