@@ -117,7 +117,7 @@ def read_benchmark(path: str | Path) -> list[Problem]:
         if not isinstance(row.get("problem"), str):
             raise ValueError(f"{path}, row {number} has no `problem`; a benchmark row needs `problem` and `answer`.")
         answer = None if row.get("answer") is None else str(row["answer"])
-        problems.append(Problem(str(row.get("id", number - 1)), row["problem"], answer))
+        problems.append(Problem(str(row.get("id", row.get("unique_id", number - 1))), row["problem"], answer))
     return problems
 
 

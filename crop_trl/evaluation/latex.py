@@ -68,7 +68,7 @@ def _argument(text: str, index: int) -> tuple[str, int] | None:
     return text[index], index + 1
 
 
-def _brace_arguments(text: str) -> str:
+def brace_arguments(text: str) -> str:
     """Give `\\frac` and `\\sqrt` their arguments in braces, and read `\\sqrt(...)` as it was meant."""
     out, index = [], 0
     for match in re.finditer(r"\\(frac|sqrt)(?![a-zA-Z])", text):
@@ -84,14 +84,14 @@ def _brace_arguments(text: str) -> str:
                 index = root.end()
             paren = re.compile(r"\s*\(([^()]*)\)").match(text, index)
             if paren:
-                out.append(f"{{{_brace_arguments(paren.group(1))}}}")
+                out.append(f"{{{brace_arguments(paren.group(1))}}}")
                 index = paren.end()
                 continue
         for _ in range(2 if match.group(1) == "frac" else 1):
             found = _argument(text, index)
             if found is None:
                 break
-            out.append(f"{{{_brace_arguments(found[0]).strip()}}}")
+            out.append(f"{{{brace_arguments(found[0]).strip()}}}")
             index = found[1]
     out.append(text[index:])
     return "".join(out)
@@ -152,7 +152,7 @@ def normalize(text: str) -> str:
     if r"\text" not in text:
         text = re.sub(rf"(?<![a-zA-Z\\])({'|'.join(FUNCTION_WORDS)})(?![a-zA-Z])", r"\\\1 ", text)
     text = text.replace("**", "^").replace("<=", r"\le ").replace(">=", r"\ge ").replace("!=", r"\ne ")
-    text = _brace_arguments(text)
+    text = brace_arguments(text)
     return strip_group(re.sub(r"\s+", " ", text))
 
 

@@ -1,0 +1,220 @@
+"""The benchmarks of section "Evaluation", the embedded task, and any JSONL file with `problem` and `answer`."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..triplets.record import DEFAULT_PROMPT_TEMPLATE, read_jsonl
+from .grading import extract_boxed
+
+# The eight problems that the paper's audit takes out (table "Verified MATH-500 overlaps").
+MATH_500_OVERLAPS = frozenset(
+    f"test/{name}.json"
+    for name in (
+        "intermediate_algebra/1849",
+        "intermediate_algebra/582",
+        "intermediate_algebra/991",
+        "algebra/1282",
+        "intermediate_algebra/1411",
+        "intermediate_algebra/90",
+        "intermediate_algebra/2146",
+        "precalculus/285",
+    )
+)
+TINY_MATH = Path(__file__).parents[2] / "examples" / "tiny_math" / "data" / "heldout.jsonl"
+# The wrapper that the embedded models were trained with.
+TINY_MATH_TEMPLATE = "{problem}\nGive the answer in \\boxed{}."
+DEFAULT_SAMPLES, DEFAULT_BASE_SEED = 8, 1000
+
+
+@dataclass(frozen=True)
+class Source:
+    """
+    Where a named benchmark comes from and how it is sampled (table "Evaluation decoding configurations").
+
+    Args:
+        dataset (`str`, *optional*): Hub dataset.
+        split (`str`): Its split.
+        samples (`int`): Samples per problem.
+        base_seed (`int`): Seed of the first sample; the following ones count up.
+        template (`str`): Answer-format wrapper that goes with it.
+    """
+
+    dataset: str | None
+    split: str = "test"
+    samples: int = DEFAULT_SAMPLES
+    base_seed: int = DEFAULT_BASE_SEED
+    template: str = DEFAULT_PROMPT_TEMPLATE
+
+
+NAMED: dict[str, Source] = {
+    "AIME24": Source("math-ai/aime24"),
+    "AIME25": Source("math-ai/aime25"),
+    "AMC23": Source("math-ai/amc23"),
+    "MATH-500": Source("HuggingFaceH4/MATH-500", samples=4, base_seed=5000),
+    "tiny-math": Source(None, samples=4, template=TINY_MATH_TEMPLATE),
+}
+CLEAN = "-Clean"
+
+
+@dataclass(frozen=True)
+class Example:
+    """One problem: its id, bare text and right answer; `unique_id` is MATH's own, where a row has it."""
+
+    id: str
+    problem: str
+    answer: str
+    unique_id: str | None = None
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """
+    Problems and how they are sampled.
+
+    Args:
+        name (`str`): As in tables.
+        examples (`tuple` of [`Example`]): The problems.
+        samples (`int`): Samples per problem, the k of Mean@k and Pass@k.
+        base_seed (`int`): Seed of the first sample.
+        template (`str`): Answer-format wrapper.
+        store (`str`): Name under which its generations are kept; a clean subset shares those of the whole.
+    """
+
+    name: str
+    examples: tuple[Example, ...]
+    samples: int
+    base_seed: int
+    template: str
+    store: str
+
+    @property
+    def seeds(self) -> list[int]:
+        return [self.base_seed + index for index in range(self.samples)]
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when a problem changes, so that a resumed run cannot mix two versions of a benchmark."""
+        texts = json.dumps([(example.id, example.problem) for example in self.examples])
+        return hashlib.sha256(texts.encode()).hexdigest()[:16]
+
+
+def example_from_row(row: Mapping[str, Any], number: int, where: str) -> Example:
+    """
+    Read a row of any of the formats in use.
+
+    Args:
+        row (mapping): Has `problem`, `original_problem` or `question`; `answer`, or a `solution` with a box.
+        number (`int`): Its place, the id of rows without one.
+        where (`str`): Named in messages.
+
+    Returns:
+        [`Example`]
+
+    Raises:
+        `ValueError`: no problem or no answer.
+    """
+    problem = next((row[name] for name in ("problem", "original_problem", "question") if row.get(name)), None)
+    if not isinstance(problem, str):
+        raise ValueError(f"{where}, row {number} has no `problem` (nor `original_problem`, `question`); give it one.")
+    answer = row.get("answer")
+    if answer is None and isinstance(row.get("solution"), str):
+        answer = extract_boxed(row["solution"]) or row["solution"]
+    if isinstance(answer, float) and answer.is_integer():
+        answer = int(answer)
+    answer = "" if answer is None else str(answer).strip()
+    if not answer:
+        raise ValueError(f"{where}, row {number} has no `answer`; a benchmark needs one for each problem.")
+    unique_id = None if row.get("unique_id") is None else str(row["unique_id"])
+    return Example(str(row.get("id", unique_id or number)), problem, answer, unique_id)
+
+
+def load_benchmark(spec: str, samples: int | None = None, base_seed: int | None = None) -> Benchmark:
+    """
+    Load a benchmark.
+
+    Args:
+        spec (`str`):
+            A name (`AIME24`, `AIME25`, `AMC23`, `MATH-500`, `MATH-500-Clean`, `tiny-math`), `NAME=FILE` (the name's
+            settings with problems from a file), or a JSONL file.
+        samples (`int`, *optional*):
+            Samples per problem in place of the benchmark's own number.
+        base_seed (`int`, *optional*):
+            Seed of the first sample in place of the benchmark's own.
+
+    Returns:
+        [`Benchmark`]
+
+    Raises:
+        `ValueError`: an unknown name, a file without problems or with an id twice, `samples` below 1.
+        `FileNotFoundError`: the file does not exist.
+    """
+    if samples is not None and samples < 1:
+        raise ValueError(f"`samples` is {samples}: at least one sample per problem is needed.")
+    name, _, file = spec.partition("=")
+    if not file and spec.endswith((".jsonl", ".json")):
+        name, file = Path(spec).stem, spec
+    canonical = {known.lower(): known for known in NAMED}
+    whole = name[: -len(CLEAN)] if name.lower() == ("MATH-500" + CLEAN).lower() else name
+    whole = canonical.get(whole.lower(), whole)
+    clean = len(name) != len(whole) or name.lower().endswith(CLEAN.lower()) and whole == "MATH-500"
+    if not file and whole not in NAMED:
+        known = ", ".join([*NAMED, "MATH-500" + CLEAN])
+        raise ValueError(f"`--benchmark` {spec!r} is unknown: choose {known}, NAME=FILE or a JSONL file.")
+    source = NAMED.get(whole, Source(None))
+    examples = _read(whole, source, file)
+    twice = [id for id, count in Counter(example.id for example in examples).items() if count > 1]
+    if twice:
+        raise ValueError(f"Benchmark {name!r} has the id {twice[0]!r} twice; give each problem an id of its own.")
+    benchmark = Benchmark(
+        name=whole,
+        examples=tuple(examples),
+        samples=samples or source.samples,
+        base_seed=source.base_seed if base_seed is None else base_seed,
+        template=source.template,
+        store=whole,
+    )
+    if not clean:
+        return benchmark
+    subset = without(benchmark, MATH_500_OVERLAPS)
+    if len(benchmark.examples) - len(subset.examples) != len(MATH_500_OVERLAPS):
+        raise ValueError(
+            f"`--benchmark` {spec!r} needs problems with MATH-500's `unique_id`, which these rows do not have; use the "
+            "hub dataset, or --clean with ids of your own."
+        )
+    return subset
+
+
+def _read(name: str, source: Source, file: str) -> list[Example]:
+    if file or source.dataset is None:
+        path = Path(file) if file else TINY_MATH
+        if not path.is_file():
+            raise FileNotFoundError(f"`--benchmark` {name!r}: {str(path)!r} does not exist; give a JSONL file.")
+        rows, where = read_jsonl(path), str(path)
+    else:
+        import datasets
+
+        try:
+            rows, where = list(datasets.load_dataset(source.dataset, split=source.split)), source.dataset
+        except Exception as error:  # the hub's errors have no common base
+            raise ValueError(
+                f"`--benchmark` {name!r} could not be loaded from {source.dataset!r} ({type(error).__name__}); check "
+                f"the connection, or give a local copy as {name}=FILE."
+            ) from None
+    if not rows:
+        raise ValueError(f"`--benchmark` {name!r}: {where} has no rows; give a file with one problem a line.")
+    return [example_from_row(row, number, where) for number, row in enumerate(rows)]
+
+
+def without(benchmark: Benchmark, ids: Sequence[str] | frozenset[str]) -> Benchmark:
+    """The clean subset of a benchmark: the same generations, fewer problems."""
+    taken = set(ids)
+    return replace(
+        benchmark,
+        name=benchmark.name + CLEAN,
+        examples=tuple(example for example in benchmark.examples if not taken & {example.id, example.unique_id}),
+    )

@@ -1,0 +1,321 @@
+"""An evaluation run: generate what is missing, grade what is there, sum up."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from ..triplets.record import check_template, wrap_problem
+from .benchmarks import Benchmark, Example
+from .grading import extract_boxed, grade_many, require_algebra
+from .metrics import average_interval, bootstrap_interval, mean_at_k, pass_at_k
+from .sampling import DecodingSettings, Response, Sampler
+from .store import Generation, Store, pending_chunks, stored_names, write_atomically
+
+
+@dataclass
+class Plan:
+    """
+    What a run is to do; checked in full before a model is loaded.
+
+    Args:
+        output (`Path`): The run's folder.
+        benchmarks (list of [`Benchmark`]): What is reported.
+        model (`str`): Folder, hub name, or name on a server.
+        sampler (`str`): `vllm`, `server` or `hf`.
+        decoding ([`DecodingSettings`]): How to draw.
+        template (`str`, *optional*): Answer-format wrapper; by default each benchmark's own.
+        batch_size (`int`, *optional*): Of the sampler.
+        labels (`dict`): What else to write into the results, such as the method's name.
+    """
+
+    output: Path
+    benchmarks: list[Benchmark]
+    model: str
+    sampler: str
+    decoding: DecodingSettings
+    template: str | None = None
+    batch_size: int | None = None
+    labels: dict[str, Any] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """
+        Raise `ValueError` for a wrong template, two benchmarks of one name, or a folder with another run's generations;
+        `ImportError` when answers will need math-verify and it is not there.
+        """
+        names = [benchmark.name for benchmark in self.benchmarks]
+        if not names:
+            raise ValueError("`--benchmark` names nothing to evaluate on; give at least one.")
+        if len(set(names)) < len(names):
+            raise ValueError(
+                f"`--benchmark` names {next(n for n in names if names.count(n) > 1)!r} twice; give it once."
+            )
+        for benchmark in self.benchmarks:
+            check_template(self.template or benchmark.template)
+        golds = [example.answer for benchmark in self.benchmarks for example in benchmark.examples]
+        if not all(gold.lstrip("+-").isdigit() for gold in golds):
+            require_algebra()
+        for benchmark in self.stores():
+            self.store(benchmark).check_settings(self.settings(benchmark))
+
+    def stores(self) -> list[Benchmark]:
+        """What is generated: each store once, with the most problems that any benchmark takes from it."""
+        largest: dict[str, Benchmark] = {}
+        for benchmark in self.benchmarks:
+            known = largest.get(benchmark.store)
+            if known is None or len(benchmark.examples) > len(known.examples):
+                largest[benchmark.store] = benchmark
+        return list(largest.values())
+
+    def store(self, benchmark: Benchmark) -> Store:
+        return Store(self.output, benchmark.store)
+
+    def settings(self, benchmark: Benchmark) -> dict[str, Any]:
+        """What makes two runs' generations interchangeable."""
+        settings = {
+            "benchmark": benchmark.store,
+            "problems": benchmark.fingerprint,
+            "model": self.model,
+            "sampler": self.sampler,
+            "base_seed": benchmark.base_seed,
+            "prompt_template": self.template or benchmark.template,
+            **self.decoding.to_dict(),
+        }
+        if self.sampler == "hf":  # its draws depend on what shares a batch
+            settings["batch_size"] = self.batch_size
+        return settings
+
+
+def generate(plan: Plan, make_sampler: Callable[[], Sampler]) -> int:
+    """
+    Draw what is missing; every response is on disk before the next batch starts.
+
+    Args:
+        plan ([`Plan`]): Checked.
+        make_sampler (`Callable`): Loads the model or reaches the server; only called when something is missing.
+
+    Returns:
+        `int`: Responses drawn.
+    """
+    sampler: Sampler | None = None
+    drawn = 0
+    for benchmark in plan.stores():
+        store = plan.store(benchmark)
+        there = store.read()
+        wanted = {(example.id, sample) for example in benchmark.examples for sample in range(benchmark.samples)}
+        if wanted <= set(there):
+            continue
+        sampler = sampler or make_sampler()
+        template = plan.template or benchmark.template
+        with tqdm(total=len(wanted), initial=len(wanted & set(there)), desc=benchmark.store, unit="response") as bar:
+            for chunk in pending_chunks(benchmark, there, sampler.batch_size):
+                if sampler.independent:
+                    chunk = [(index, s) for index, s in chunk if (benchmark.examples[index].id, s) not in there]
+                asked = [(benchmark.examples[index], sample) for index, sample in chunk]
+                seeds = [benchmark.seeds[sample] for _, sample in asked]
+
+                def done(index: int, response: Response, asked=asked, seeds=seeds, store=store, there=there) -> None:
+                    example, sample = asked[index]
+                    store.append([_generation(example, sample, seeds[index], response)])
+                    bar.update((example.id, sample) not in there)
+
+                sampler.sample([wrap_problem(example.problem, template) for example, _ in asked], seeds, done)
+                drawn += len(asked)
+    return drawn
+
+
+def _generation(example: Example, sample: int, seed: int, response: Response) -> Generation:
+    return Generation(example.id, sample, seed, response.text, response.tokens, response.truncated, example.answer)
+
+
+def score(
+    benchmark: Benchmark, generations: dict[tuple[str, int], Generation], pass_k: Sequence[int] = ()
+) -> dict[str, Any]:
+    """
+    Grade and sum up one benchmark.
+
+    Args:
+        benchmark ([`Benchmark`]): Its problems; answers are taken from here.
+        generations (`dict`): See [`Store.read`].
+        pass_k (sequence of `int`, *optional*): Further k for the unbiased Pass@k estimator.
+
+    Returns:
+        `dict`: One entry of `results.json`.
+
+    Raises:
+        `ValueError`: responses are missing.
+    """
+    asked = [(example, sample) for example in benchmark.examples for sample in range(benchmark.samples)]
+    missing = sum((example.id, sample) not in generations for example, sample in asked)
+    if missing:
+        raise ValueError(
+            f"Benchmark {benchmark.name!r} lacks {missing} of {len(asked)} responses; run the same command again to draw "
+            "the rest."
+        )
+    responses = [generations[example.id, sample] for example, sample in asked]
+    verdicts = grade_many([response.text for response in responses], [example.answer for example, _ in asked])
+    correct = np.array(verdicts).reshape(len(benchmark.examples), benchmark.samples)
+    mean, passed = mean_at_k(correct), pass_at_k(correct)
+    return {
+        "problems": len(benchmark.examples),
+        "samples": benchmark.samples,
+        "seeds": benchmark.seeds,
+        "mean": float(mean.mean()),
+        "mean_interval": bootstrap_interval(mean),
+        "pass": float(passed.mean()),
+        "pass_interval": bootstrap_interval(passed),
+        "pass_at": {str(k): float(pass_at_k(correct, k).mean()) for k in pass_k},
+        "correct": int(correct.sum()),
+        "responses": len(responses),
+        "average_length": float(np.mean([response.tokens for response in responses])),
+        "format_failures": float(np.mean([extract_boxed(response.text) is None for response in responses])),
+        "truncated": float(np.mean([response.truncated for response in responses])),
+        "verdicts": {
+            example.id: [int(verdict) for verdict in row] for example, row in zip(benchmark.examples, correct)
+        },
+    }
+
+
+def averaged(names: Sequence[str]) -> list[str]:
+    """The benchmarks that enter Avg.: a clean subset takes the place of the whole."""
+    return [name for name in names if f"{name}-Clean" not in names]
+
+
+def evaluate(plan: Plan, pass_k: Sequence[int] = ()) -> dict[str, Any]:
+    """
+    Grade all generations of a run and write `results.json` and one file of verdicts per benchmark.
+
+    Args:
+        plan ([`Plan`]): What was generated.
+        pass_k (sequence of `int`, *optional*): See [`score`].
+
+    Returns:
+        `dict`: The results.
+    """
+    results: dict[str, Any] = {
+        "model": plan.model,
+        "sampler": plan.sampler,
+        "decoding": plan.decoding.to_dict(),
+        **plan.labels,
+        "benchmarks": {},
+    }
+    for benchmark in plan.benchmarks:
+        results["benchmarks"][benchmark.name] = score(benchmark, plan.store(benchmark).read(), pass_k)
+    return finish(results, plan.output)
+
+
+def finish(results: dict[str, Any], output: Path) -> dict[str, Any]:
+    """Add Avg. and write `results.json`."""
+    names = averaged(list(results["benchmarks"]))
+    means = [results["benchmarks"][name]["mean"] for name in names]
+    results["averaged"] = names
+    results["average"] = float(np.mean(means))
+    results["average_interval"] = average_interval(
+        [mean_at_k(np.array(list(results["benchmarks"][name]["verdicts"].values()))) for name in names]
+    )
+    Path(output).mkdir(parents=True, exist_ok=True)
+    write_atomically(Path(output) / "results.json", json.dumps(results, indent=1) + "\n")
+    return results
+
+
+def regrade(output: str | Path, benchmarks: Sequence[Benchmark] = (), pass_k: Sequence[int] = ()) -> dict[str, Any]:
+    """
+    Grade a finished run again, without a model: after a change of the grader, of answers, or for a clean subset.
+
+    Args:
+        output (`str` or `Path`): The run's folder.
+        benchmarks (sequence of [`Benchmark`], *optional*): By default what the run holds, with the answers it stored.
+        pass_k (sequence of `int`, *optional*): See [`score`].
+
+    Returns:
+        `dict`: The results, also written to `results.json`.
+
+    Raises:
+        `FileNotFoundError`: no generations there.
+    """
+    folder = Path(output)
+    names = stored_names(folder)
+    if not names:
+        raise FileNotFoundError(
+            f"`--regrade` {str(output)!r} holds no generations; give the --output of a finished run."
+        )
+    stored = load_results(folder) if (folder / "results.json").is_file() else {}
+    settings = Store(folder, names[0]).settings()
+    results = {
+        "model": settings["model"],
+        "sampler": settings["sampler"],
+        "decoding": {name: settings[name] for name in DecodingSettings().to_dict()},
+        **{name: stored[name] for name in ("label", "training") if name in stored},
+        "benchmarks": {},
+    }
+    for benchmark in benchmarks or stored_benchmarks(folder):
+        store = Store(folder, benchmark.store)
+        if benchmark.store not in names:
+            raise ValueError(
+                f"{str(folder)!r} holds no generations of {benchmark.store!r}, only of {', '.join(names)}."
+            )
+        results["benchmarks"][benchmark.name] = score(benchmark, store.read(), pass_k)
+    return finish(results, folder)
+
+
+def stored_benchmarks(output: str | Path) -> list[Benchmark]:
+    """The benchmarks that a run holds, with the answers it stored and without the problems' texts."""
+    return [_stored_benchmark(Path(output), name) for name in stored_names(output)]
+
+
+def _stored_benchmark(folder: Path, name: str) -> Benchmark:
+    store = Store(folder, name)
+    generations = store.read()
+    examples: dict[str, Example] = {}
+    for generation in generations.values():
+        unique = generation.id if generation.id.startswith("test/") else None
+        examples.setdefault(generation.id, Example(generation.id, "", generation.gold, unique))
+    samples = max((sample for _, sample in generations), default=0) + 1
+    settings = store.settings()
+    return Benchmark(name, tuple(examples.values()), samples, settings["base_seed"], settings["prompt_template"], name)
+
+
+def load_results(run: str | Path) -> dict[str, Any]:
+    """The results of a run. Raises `FileNotFoundError` when it has none."""
+    path = Path(run) / "results.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{str(run)!r} has no results.json; evaluate it first.")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def training_diagnostics(run: str | Path) -> dict[str, Any]:
+    """
+    What table "Generation diagnostics" takes from training: the budget, and the share of rollouts that hit the length
+    limit at the last step.
+
+    Args:
+        run (`str` or `Path`): The trainer's output folder, or a checkpoint in it.
+
+    Returns:
+        `dict`: `step`, `budget`, `truncated`; `None` for what was not logged.
+
+    Raises:
+        `FileNotFoundError`: there is no `trainer_state.json`.
+    """
+    folder = Path(run)
+    states = [*folder.glob("trainer_state.json"), *folder.glob("checkpoint-*/trainer_state.json")]
+    if not states:
+        raise FileNotFoundError(
+            f"`--training_run` {str(run)!r} has no trainer_state.json; give the trainer's output_dir."
+        )
+    newest = max(
+        (json.loads(path.read_text(encoding="utf-8")) for path in states), key=lambda state: state["global_step"]
+    )
+
+    def last(name: str) -> float | None:
+        return next((entry[name] for entry in reversed(newest["log_history"]) if name in entry), None)
+
+    return {
+        "step": newest["global_step"],
+        "budget": last("selection/retention_ratio"),
+        "truncated": last("completions/clipped_ratio"),
+    }

@@ -1,0 +1,299 @@
+"""Three ways to sample responses: Hugging Face generate, vLLM in this process, any OpenAI-compatible server.
+
+A sampler takes prompts and one seed for each and returns responses in order. vLLM and servers take a seed per request;
+Hugging Face generate has one random state, which is seeded per batch from the batch's own seeds, so that an interrupted
+run goes on as if it had not been.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+OPEN_THINK = "<think>"
+
+
+@dataclass(frozen=True)
+class DecodingSettings:
+    """
+    How responses are drawn (table "Evaluation decoding configurations").
+
+    Args:
+        temperature (`float`): 0 is greedy.
+        top_p (`float`): Nucleus of the distribution.
+        max_tokens (`int`): Most new tokens.
+        thinking (`bool`, *optional*): Passed to the chat template as `enable_thinking`; `None` leaves it alone.
+    """
+
+    temperature: float = 0.7
+    top_p: float = 0.95
+    max_tokens: int = 31_744
+    thinking: bool | None = None
+
+    def __post_init__(self):
+        if self.temperature < 0:
+            raise ValueError(f"`temperature` is {self.temperature}: choose 0 (greedy) or more.")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"`top_p` is {self.top_p}: choose a number in (0, 1].")
+        if self.max_tokens < 1:
+            raise ValueError(f"`max_tokens` is {self.max_tokens}: choose at least 1.")
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+# The paper's two settings differ in the thinking mode.
+SETTINGS = {"A": DecodingSettings(thinking=True), "B": DecodingSettings(thinking=False)}
+
+
+@dataclass(frozen=True)
+class Response:
+    """A response as it came: text with its thinking part, number of tokens, whether the length limit ended it."""
+
+    text: str
+    tokens: int
+    truncated: bool
+
+
+Done = Callable[[int, Response], None]
+
+
+class Sampler(Protocol):
+    """What evaluation needs of a sampler."""
+
+    batch_size: int
+    # Whether a response depends on its prompt and seed alone, so that single missing ones can be drawn later.
+    independent: bool
+
+    def sample(self, prompts: Sequence[str], seeds: Sequence[int], done: Done) -> None:
+        """Draw one response for each prompt; `done(index, response)` is called as each is ready."""
+
+
+def render(tokenizer, prompt: str, thinking: bool | None) -> tuple[str, bool]:
+    """
+    A prompt as the model reads it.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`): With a chat template, or without (the prompt is taken as it is).
+        prompt (`str`): The user's turn.
+        thinking (`bool`, *optional*): See [`DecodingSettings`].
+
+    Returns:
+        `tuple[str, bool]`: The text, and whether it ends in an open thinking part, which then belongs to the response.
+    """
+    if tokenizer.chat_template is None:
+        return prompt, False
+    options = {} if thinking is None else {"enable_thinking": thinking}
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True, **options
+    )
+    return text, text.rstrip().endswith(OPEN_THINK)
+
+
+class TransformersSampler:
+    """
+    Hugging Face generate.
+
+    Args:
+        model (`str`): Folder or hub name.
+        settings ([`DecodingSettings`]): How to draw.
+        batch_size (`int`, *optional*, defaults to `32`): Responses at a time.
+        dtype (`str`, *optional*): Of the weights; by default bfloat16 on an accelerator and float32 elsewhere.
+    """
+
+    independent = False
+
+    def __init__(self, model: str, settings: DecodingSettings, batch_size: int = 32, dtype: str | None = None):
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        self.settings, self.batch_size = settings, batch_size
+        self.tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
+        if self.tokenizer.pad_token is None:
+            self.tokenizer.pad_token = self.tokenizer.eos_token
+        device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+        chosen = dtype or ("float32" if device.type == "cpu" else "bfloat16")
+        self.model = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, chosen)).to(device).eval()
+        ends = self.model.generation_config.eos_token_id
+        ends = ends if isinstance(ends, list) else [ends]
+        self.ends = {end for end in (*ends, self.tokenizer.eos_token_id) if end is not None}
+
+    def sample(self, prompts: Sequence[str], seeds: Sequence[int], done: Done) -> None:
+        """See [`Sampler`]."""
+        import torch
+
+        rendered = [render(self.tokenizer, prompt, self.settings.thinking) for prompt in prompts]
+        inputs = self.tokenizer(
+            [text for text, _ in rendered],
+            return_tensors="pt",
+            padding=True,
+            add_special_tokens=self.tokenizer.chat_template is None,
+        ).to(self.model.device)
+        length = inputs["input_ids"].shape[1]
+        room = getattr(self.model.config, "max_position_embeddings", None)
+        limit = min(self.settings.max_tokens, room - length) if room else self.settings.max_tokens
+        if limit < 1:
+            raise ValueError(f"A prompt of {length} tokens leaves no room in the model's {room} positions; shorten it.")
+        # One random state serves the batch: derive it from the batch alone, never from what ran before.
+        digest = hashlib.sha256(repr(([text for text, _ in rendered], list(seeds))).encode()).digest()
+        torch.manual_seed(int.from_bytes(digest[:8], "big") % 2**63)
+        drawn = (
+            {"do_sample": True, "temperature": self.settings.temperature, "top_p": self.settings.top_p, "top_k": 0}
+            if self.settings.temperature > 0
+            else {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
+        )
+        with torch.inference_mode():
+            output = self.model.generate(
+                **inputs,
+                max_new_tokens=limit,
+                eos_token_id=sorted(self.ends) or None,
+                pad_token_id=self.tokenizer.pad_token_id,
+                **drawn,
+            )
+        for index, row in enumerate(output[:, length:].tolist()):
+            end = next((place for place, token in enumerate(row) if token in self.ends), None)
+            tokens = row if end is None else row[: end + 1]
+            text = self.tokenizer.decode(tokens, skip_special_tokens=True)
+            done(index, Response(OPEN_THINK * rendered[index][1] + text, len(tokens), end is None))
+
+
+class VLLMSampler:
+    """
+    vLLM in this process.
+
+    Args:
+        model (`str`): Folder or hub name.
+        settings ([`DecodingSettings`]): How to draw.
+        batch_size (`int`, *optional*, defaults to `512`): Requests handed over before their responses are saved.
+        options (`dict`, *optional*): Passed to `vllm.LLM`, such as `tensor_parallel_size` or `max_model_len`.
+    """
+
+    independent = True
+
+    def __init__(self, model: str, settings: DecodingSettings, batch_size: int = 512, options: dict | None = None):
+        try:
+            from vllm import LLM
+        except ImportError:
+            raise ImportError(
+                "`--sampler vllm` needs vLLM: install crop-trl[vllm], or choose --sampler server or --sampler hf."
+            ) from None
+        self.settings, self.batch_size = settings, batch_size
+        self.llm = LLM(model=model, **(options or {}))
+        self.tokenizer = self.llm.get_tokenizer()
+
+    def sample(self, prompts: Sequence[str], seeds: Sequence[int], done: Done) -> None:
+        """See [`Sampler`]."""
+        from vllm import SamplingParams
+
+        rendered = [render(self.tokenizer, prompt, self.settings.thinking) for prompt in prompts]
+        special = self.tokenizer.chat_template is None
+        inputs = [{"prompt_token_ids": self.tokenizer.encode(text, add_special_tokens=special)} for text, _ in rendered]
+        params = [
+            SamplingParams(
+                temperature=self.settings.temperature,
+                top_p=self.settings.top_p,
+                max_tokens=self.settings.max_tokens,
+                seed=seed,
+            )
+            for seed in seeds
+        ]
+        for index, output in enumerate(self.llm.generate(inputs, params, use_tqdm=False)):
+            best = output.outputs[0]
+            text = OPEN_THINK * rendered[index][1] + best.text
+            done(index, Response(text, len(best.token_ids), best.finish_reason == "length"))
+
+
+class ServerSampler:
+    """
+    Any OpenAI-compatible server.
+
+    Args:
+        model (`str`): Name that the server serves it under.
+        settings ([`DecodingSettings`]): How to draw.
+        url (`str`): Base address, such as `http://host:8000/v1`. A key comes from the environment (`OPENAI_API_KEY`).
+        batch_size (`int`, *optional*, defaults to `64`): Requests at a time.
+        timeout (`float`, *optional*, defaults to `3600.0`): Seconds that one response may take.
+
+    Raises:
+        `ConnectionError`: the server is not there.
+        `ValueError`: it serves another model.
+    """
+
+    def __init__(self, model: str, settings: DecodingSettings, url: str, batch_size: int = 64, timeout: float = 3600.0):
+        try:
+            import openai
+        except ImportError:
+            raise ImportError("`--sampler server` needs the openai package: install crop-trl[openai].") from None
+        self.model, self.settings, self.batch_size, self.url = model, settings, batch_size, url
+        key = os.environ.get("OPENAI_API_KEY") or "none"
+        self.client = openai.OpenAI(base_url=url, api_key=key, timeout=timeout, max_retries=5)
+        try:
+            served = [entry.id for entry in self.client.with_options(timeout=30, max_retries=1).models.list()]
+        except openai.APIConnectionError:
+            raise ConnectionError(
+                f"`--server_url` {url!r} does not answer; start the server, or correct the address."
+            ) from None
+        except openai.APIStatusError as error:
+            if error.status_code in (401, 403):
+                raise ValueError(
+                    f"`--server_url` {url!r} refuses the key (HTTP {error.status_code}); set OPENAI_API_KEY."
+                ) from None
+            served = []  # not every server lists its models
+        if served and model not in served:
+            raise ValueError(f"`--server_url` {url!r} serves {', '.join(served[:5])}, not `--model` {model!r}.")
+
+    def sample(self, prompts: Sequence[str], seeds: Sequence[int], done: Done) -> None:
+        """See [`Sampler`]. A request that fails for good stops the others, after those that are done were saved."""
+        with ThreadPoolExecutor(self.batch_size) as threads:
+            running = {
+                threads.submit(self._ask, prompt, seed): index
+                for index, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True))
+            }
+            try:
+                for future in as_completed(running):
+                    done(running[future], future.result())
+            except BaseException:
+                for future in running:
+                    future.cancel()
+                raise
+
+    def _ask(self, prompt: str, seed: int) -> Response:
+        import openai
+
+        extra = {} if self.settings.thinking is None else {
+            "chat_template_kwargs": {"enable_thinking": self.settings.thinking}
+        }  # fmt: skip
+        try:
+            answer = self.client.chat.completions.create(
+                model=self.model,
+                messages=[{"role": "user", "content": prompt}],
+                temperature=self.settings.temperature,
+                top_p=self.settings.top_p,
+                max_tokens=self.settings.max_tokens,
+                seed=seed,
+                extra_body=extra or None,
+            )
+        except openai.APIStatusError as error:
+            raise RuntimeError(
+                f"`--server_url` {self.url!r} answered HTTP {error.status_code} ({str(error)[:200]}); what is done is "
+                "saved, run the same command again once this is mended."
+            ) from None
+        except openai.APIConnectionError:
+            raise ConnectionError(
+                f"`--server_url` {self.url!r} stopped answering; what is done is saved, run the same command again."
+            ) from None
+        choice = answer.choices[0]
+        text = choice.message.content or ""
+        # Servers with a reasoning parser hand the thinking part over separately.
+        reasoning = getattr(choice.message, "reasoning_content", None) or getattr(choice.message, "reasoning", None)
+        truncated = choice.finish_reason == "length"
+        if reasoning:
+            closed = bool(text) or not truncated
+            text = f"{OPEN_THINK}{reasoning}{'</think>' if closed else ''}{text}"
+        tokens = answer.usage.completion_tokens if answer.usage else 0
+        return Response(text, tokens, truncated)
+
+
+SAMPLERS = ("vllm", "server", "hf")

@@ -1,0 +1,207 @@
+"""Results as Markdown: one run, and the paper's tables for several."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from .metrics import compare, mean_at_k
+from .run import averaged
+
+
+def percent(value: float | None, digits: int = 2) -> str:
+    """A share as the paper prints it, without the sign."""
+    return "-" if value is None else f"{100 * value:.{digits}f}"
+
+
+def _interval(interval: list[float] | tuple[float, float]) -> str:
+    return f"{percent(interval[0], 1)} to {percent(interval[1], 1)}"
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (header, rule, *rows)) + "\n"
+
+
+def run_markdown(results: Mapping[str, Any]) -> str:
+    """
+    The results of one run.
+
+    Args:
+        results (mapping): See [`run.evaluate`].
+
+    Returns:
+        `str`: Markdown.
+    """
+    decoding = results["decoding"]
+    thinking = {True: "thinking on", False: "thinking off", None: "thinking as the template has it"}[
+        decoding["thinking"]
+    ]
+    lines = [
+        f"# {results.get('label') or results['model']}",
+        "",
+        f"`{results['model']}`, {results['sampler']} sampler, temperature {decoding['temperature']}, top-p "
+        f"{decoding['top_p']}, at most {decoding['max_tokens']} new tokens, {thinking}. In brackets: bootstrap 95 % "
+        "intervals over problems.",
+        "",
+    ]
+    rows = []
+    for name, row in results["benchmarks"].items():
+        k, seeds = row["samples"], row["seeds"]
+        rows.append(
+            [
+                name,
+                str(row["problems"]),
+                f"{seeds[0]}-{seeds[-1]}" if k > 1 else str(seeds[0]),
+                f"@{k}: {percent(row['mean'])} ({_interval(row['mean_interval'])})",
+                f"@{k}: {percent(row['pass'])} ({_interval(row['pass_interval'])})",
+            ]
+        )
+    header = ["Benchmark", "Problems", "Seeds", "Mean (%)", "Pass (%)"]
+    extra = sorted({int(k) for row in results["benchmarks"].values() for k in row["pass_at"]})
+    for cells, row in zip(rows, results["benchmarks"].values()):
+        cells += [percent(row["pass_at"].get(str(k))) for k in extra]
+    lines.append(_table(header + [f"Pass@{k}, unbiased (%)" for k in extra], rows))
+    lines.append(
+        f"Avg. {percent(results['average'])} ({_interval(results['average_interval'])}): the mean of the unrounded Means "
+        f"of {', '.join(results['averaged'])}.\n"
+    )
+    lines.append(diagnostics_table({results.get("label") or results["model"]: results}))
+    return "\n".join(lines)
+
+
+def diagnostics_table(runs: Mapping[str, Mapping[str, Any]]) -> str:
+    """
+    Lengths, format failures and truncation (table "Available generation diagnostics").
+
+    Args:
+        runs (mapping): Name to results.
+
+    Returns:
+        `str`: Markdown.
+    """
+    names = list(dict.fromkeys(name for results in runs.values() for name in results["benchmarks"]))
+    header = ["Method", "Budget", "Train Trunc."]
+    for name in names:
+        header += [f"{name} Avg. Len.", f"{name} Format Fail.", f"{name} Trunc."]
+    rows = []
+    for run, results in runs.items():
+        training = results.get("training") or {}
+        budget = training.get("budget")
+        row = [run, "-" if budget is None else f"{100 * budget:.0f}%"]
+        row.append("-" if training.get("truncated") is None else percent(training["truncated"]) + "%")
+        for name in names:
+            entry = results["benchmarks"].get(name)
+            if entry is None:
+                row += ["-"] * 3
+            else:
+                row += [f"{entry['average_length']:,.2f}"]
+                row += [percent(entry[key]) + "%" for key in ("format_failures", "truncated")]
+        rows.append(row)
+    return _table(header, rows)
+
+
+def _bold_maxima(columns: list[list[float | None]], texts: list[list[str]]) -> None:
+    """Mark the largest value of each column, ties included, as the paper does."""
+    for column, values in enumerate(columns):
+        known = [round(100 * value, 2) for value in values if value is not None]
+        for row, value in enumerate(values):
+            if value is not None and len(known) > 1 and round(100 * value, 2) == max(known):
+                texts[row][column] = f"**{texts[row][column]}**"
+
+
+def comparison(runs: Mapping[str, Mapping[str, Any]], reference: str | None = None) -> dict[str, Any]:
+    """
+    Several runs beside each other, with paired tests against one of them.
+
+    Args:
+        runs (mapping): Name to results.
+        reference (`str`, *optional*): The run that is subtracted; by default the first.
+
+    Returns:
+        `dict`: `benchmarks` (shared by all runs, those of Avg. only), `runs` (name to Avg. and differences).
+
+    Raises:
+        `ValueError`: an unknown reference, or no benchmark that all runs have with the same number of samples.
+    """
+    names = list(runs)
+    reference = names[0] if reference is None else reference
+    if reference not in runs:
+        raise ValueError(f"`--reference` {reference!r} is none of the runs {', '.join(names)}.")
+    first = runs[names[0]]["benchmarks"]
+    shared = averaged([name for name in first if all(name in results["benchmarks"] for results in runs.values())])
+    if not shared:
+        raise ValueError("`--compare`: the runs share no benchmark; evaluate them on the same ones.")
+    for name in shared:
+        kinds = {(r["benchmarks"][name]["samples"], r["benchmarks"][name]["problems"]) for r in runs.values()}
+        if len(kinds) > 1:
+            raise ValueError(
+                f"`--compare`: the runs differ in samples or problems of {name!r} ({sorted(kinds)}); evaluate them alike."
+            )
+
+    def per_problem(results: Mapping[str, Any], names: list[str]) -> dict[str, dict[str, float]]:
+        tables = {name: results["benchmarks"][name]["verdicts"] for name in names}
+        return {name: dict(zip(t, mean_at_k(np.array(list(t.values()))).tolist())) for name, t in tables.items()}
+
+    out: dict[str, Any] = {"reference": reference, "benchmarks": shared, "runs": {}}
+    for name, results in runs.items():
+        entry: dict[str, Any] = {
+            "average": float(np.mean([results["benchmarks"][benchmark]["mean"] for benchmark in shared]))
+        }
+        if name != reference:
+            own, other = per_problem(results, shared), per_problem(runs[reference], shared)
+            entry["difference"] = vars(compare(own, other))
+            entry["differences"] = {b: vars(compare({b: own[b]}, {b: other[b]})) for b in shared}
+        out["runs"][name] = entry
+    return out
+
+
+def comparison_markdown(runs: Mapping[str, Mapping[str, Any]], reference: str | None = None) -> str:
+    """
+    The paper's main table, its differences, and its diagnostics for several runs.
+
+    Args:
+        runs (mapping): Name to results.
+        reference (`str`, *optional*): See [`comparison`].
+
+    Returns:
+        `str`: Markdown.
+    """
+    compared = comparison(runs, reference)
+    shared, reference = compared["benchmarks"], compared["reference"]
+    header = ["Method", "Avg."]
+    for name in shared:
+        k = next(iter(runs.values()))["benchmarks"][name]["samples"]
+        header += [f"{name} Mean@{k}", f"{name} Pass@{k}"]
+    values = [
+        [compared["runs"][run]["average"], *(results["benchmarks"][b][key] for b in shared for key in ("mean", "pass"))]
+        for run, results in runs.items()
+    ]
+    texts = [[percent(value) for value in row] for row in values]
+    _bold_maxima([list(column) for column in zip(*values)], texts)
+    lines = [
+        "## Results (%)",
+        "",
+        _table(header, [[run, *row] for run, row in zip(runs, texts)]),
+        f"Avg. is the mean of the unrounded Means of {', '.join(shared)}; the largest value of a column is bold.\n",
+        f"## Differences against {reference} (points)",
+        "",
+    ]
+    rows = []
+    for run, entry in compared["runs"].items():
+        if run == reference:
+            continue
+        row = [run]
+        for difference in (entry["difference"], *entry["differences"].values()):
+            low, high = 100 * difference["low"], 100 * difference["high"]
+            row.append(
+                f"{100 * difference['difference']:+.2f} ({low:+.1f} to {high:+.1f}), p = {difference['p_value']:.3g}"
+            )
+        rows.append(row)
+    lines.append(_table(["Method", "Avg.", *shared], rows))
+    lines.append(
+        "In brackets: bootstrap 95 % intervals over problems; p: two-sided paired permutation test over problems. Both "
+        "are about these checkpoints, not about other training seeds.\n"
+    )
+    lines += ["## Diagnostics", "", diagnostics_table(runs)]
+    return "\n".join(lines)

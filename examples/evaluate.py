@@ -1,0 +1,181 @@
+r"""Evaluate a model as the paper does, grade a run again, or compare runs.
+
+    python examples/evaluate.py --model Qwen/Qwen3-1.7B-Base --setting A \
+        --benchmark AIME24 AIME25 AMC23 MATH-500 MATH-500-Clean --output runs/base
+    python examples/evaluate.py --model examples/tiny_math/models/student --benchmark tiny-math --sampler hf --output runs/s
+    python examples/evaluate.py --regrade runs/base --clean audit/clean_ids.json
+    python examples/evaluate.py --compare base=runs/base crop=runs/crop --reference base
+
+A run that was interrupted goes on when the same command is given again.
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from crop_trl.evaluation import benchmarks, run, tables
+from crop_trl.evaluation.sampling import (
+    SAMPLERS,
+    SETTINGS,
+    DecodingSettings,
+    ServerSampler,
+    TransformersSampler,
+    VLLMSampler,
+)
+
+BATCH_SIZES = {"hf": 32, "vllm": 512, "server": 64}
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = parser.add_argument_group("what to do (one of)")
+    what.add_argument("--model", help="folder, hub name, or the name that a server uses")
+    what.add_argument("--regrade", metavar="DIR", help="grade the generations of a run again")
+    what.add_argument("--compare", nargs="+", metavar="[NAME=]DIR", help="tables for several runs")
+    parser.add_argument("--benchmark", nargs="+", default=[], help="NAME, NAME=FILE or a JSONL file")
+    parser.add_argument("--output", metavar="DIR", help="folder of the run, or for --compare of the tables")
+    parser.add_argument("--clean", metavar="FILE", help="clean_ids.json of an audit: adds NAME-Clean to the tables")
+    parser.add_argument("--reference", metavar="NAME", help="the run that --compare subtracts; by default the first")
+    parser.add_argument("--label", help="name of the run in tables")
+    parser.add_argument("--training_run", metavar="DIR", help="the trainer's output folder, for the diagnostics")
+
+    drawing = parser.add_argument_group("sampling")
+    drawing.add_argument("--setting", choices=sorted(SETTINGS), help="the paper's: A thinking, B not")
+    drawing.add_argument("--thinking", action=argparse.BooleanOptionalAction, help="in place of the setting's")
+    drawing.add_argument("--temperature", type=float, default=DecodingSettings.temperature)
+    drawing.add_argument("--top_p", type=float, default=DecodingSettings.top_p)
+    drawing.add_argument("--max_tokens", type=int, default=DecodingSettings.max_tokens)
+    drawing.add_argument("--samples", type=int, help="per problem, in place of the benchmark's number")
+    drawing.add_argument("--base_seed", type=int, help="of the first sample, in place of the benchmark's")
+    drawing.add_argument("--prompt_template", help="wrapper that holds {problem} once, the one of training")
+    drawing.add_argument("--pass_k", type=int, nargs="+", default=[], help="further k, by the unbiased estimator")
+
+    engine = parser.add_argument_group("engine")
+    engine.add_argument("--sampler", choices=SAMPLERS, default="vllm")
+    engine.add_argument("--server_url", help="of --sampler server, such as http://localhost:8000/v1")
+    engine.add_argument("--batch_size", type=int, help="responses (hf) or requests (vllm, server) at a time")
+    engine.add_argument("--dtype", help="of the weights (hf)")
+    engine.add_argument("--vllm_options", type=json.loads, default={}, help='JSON, such as {"tensor_parallel_size": 2}')
+    return parser.parse_args(arguments)
+
+
+def load_benchmarks(args: argparse.Namespace) -> list[benchmarks.Benchmark]:
+    loaded = [benchmarks.load_benchmark(spec, args.samples, args.base_seed) for spec in args.benchmark]
+    return loaded + clean_subsets(args, loaded)
+
+
+def clean_subsets(args: argparse.Namespace, loaded: list[benchmarks.Benchmark]) -> list[benchmarks.Benchmark]:
+    if not args.clean:
+        return []
+    if not Path(args.clean).is_file():
+        raise FileNotFoundError(f"`--clean` {args.clean!r} does not exist; the audit writes it once it has verdicts.")
+    clean = json.loads(Path(args.clean).read_text(encoding="utf-8"))
+    known = [benchmark for benchmark in loaded if benchmark.name in clean]
+    if not known:
+        raise ValueError(f"`--clean` {args.clean!r} knows {', '.join(clean)}, none of the benchmarks evaluated.")
+    subsets = []
+    for benchmark in known:
+        ids = {example.id for example in benchmark.examples}
+        missing = set(clean[benchmark.name]) - ids
+        if missing:
+            raise ValueError(
+                f"`--clean` {args.clean!r} names {sorted(missing)[0]!r}, which {benchmark.name} does not have; audit the "
+                "same file that is evaluated."
+            )
+        subset = benchmarks.without(benchmark, ids - set(clean[benchmark.name]))
+        if subset.examples:
+            subsets.append(subset)
+    return subsets
+
+
+def make_sampler(args: argparse.Namespace, decoding: DecodingSettings):
+    batch_size = args.batch_size or BATCH_SIZES[args.sampler]
+    if args.sampler == "hf":
+        return TransformersSampler(args.model, decoding, batch_size, args.dtype)
+    if args.sampler == "vllm":
+        return VLLMSampler(args.model, decoding, batch_size, args.vllm_options)
+    return ServerSampler(args.model, decoding, args.server_url, batch_size)
+
+
+def evaluate(args: argparse.Namespace) -> None:
+    if not args.output:
+        raise ValueError("`--output` is not set; name the folder that generations and results go to.")
+    if args.sampler == "server" and not args.server_url:
+        raise ValueError("`--sampler server` needs `--server_url`, such as http://localhost:8000/v1.")
+    decoding = replace(
+        SETTINGS[args.setting] if args.setting else DecodingSettings(),
+        temperature=args.temperature,
+        top_p=args.top_p,
+        max_tokens=args.max_tokens,
+    )
+    if args.thinking is not None:
+        decoding = replace(decoding, thinking=args.thinking)
+    labels = {"label": args.label or Path(args.output).name}
+    if args.setting:
+        labels["setting"] = args.setting
+    if args.training_run:
+        labels["training"] = run.training_diagnostics(args.training_run)
+    plan = run.Plan(
+        Path(args.output),
+        load_benchmarks(args),
+        args.model,
+        args.sampler,
+        decoding,
+        args.prompt_template,
+        args.batch_size or BATCH_SIZES[args.sampler],
+        labels,
+    )
+    plan.check()
+    run.generate(plan, lambda: make_sampler(args, decoding))
+    report(run.evaluate(plan, args.pass_k), plan.output)
+
+
+def regrade(args: argparse.Namespace) -> None:
+    loaded = load_benchmarks(args) if args.benchmark else run.stored_benchmarks(args.regrade)
+    loaded += [] if args.benchmark else clean_subsets(args, loaded)
+    report(run.regrade(args.regrade, loaded, args.pass_k), Path(args.regrade))
+
+
+def report(results: dict, folder: Path) -> None:
+    text = tables.run_markdown(results)
+    (folder / "results.md").write_text(text, encoding="utf-8")
+    print(text)
+
+
+def compare(args: argparse.Namespace) -> None:
+    runs = {}
+    for item in args.compare:
+        name, _, folder = item.rpartition("=")
+        results = run.load_results(folder)
+        name = name or results.get("label") or Path(folder).name
+        if name in runs:
+            raise ValueError(f"`--compare` has two runs named {name!r}; name them, as in NAME=DIR.")
+        runs[name] = results
+    text = tables.comparison_markdown(runs, args.reference)
+    if args.output:
+        folder = Path(args.output)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "comparison.md").write_text(text, encoding="utf-8")
+        (folder / "comparison.json").write_text(json.dumps(tables.comparison(runs, args.reference), indent=1) + "\n")
+    print(text)
+
+
+def main() -> None:
+    args = parse()
+    tasks = [
+        task for name, task in (("model", evaluate), ("regrade", regrade), ("compare", compare)) if getattr(args, name)
+    ]
+    try:
+        if len(tasks) != 1:
+            raise ValueError("Give exactly one of `--model`, `--regrade` and `--compare`.")
+        tasks[0](args)
+    except (ValueError, OSError, ImportError, RuntimeError) as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("Interrupted; what is done is saved, the same command goes on from there.")
+
+
+if __name__ == "__main__":
+    main()
