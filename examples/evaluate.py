@@ -2,7 +2,8 @@ r"""Evaluate a model as the paper does, grade a run again, or compare runs.
 
     python examples/evaluate.py --model Qwen/Qwen3-1.7B-Base --setting A \
         --benchmark AIME24 AIME25 AMC23 MATH-500 MATH-500-Clean --output runs/base
-    python examples/evaluate.py --model examples/tiny_math/models/student --benchmark tiny-math --sampler hf --output runs/s
+    python examples/evaluate.py --model examples/tiny_math/models/student --sampler hf \
+        --benchmark tiny-math --output runs/student
     python examples/evaluate.py --regrade runs/base --clean audit/clean_ids.json
     python examples/evaluate.py --compare base=runs/base crop=runs/crop --reference base
 
@@ -81,8 +82,8 @@ def clean_subsets(args: argparse.Namespace, loaded: list[benchmarks.Benchmark]) 
         missing = set(clean[benchmark.name]) - ids
         if missing:
             raise ValueError(
-                f"`--clean` {args.clean!r} names {sorted(missing)[0]!r}, which {benchmark.name} does not have; audit the "
-                "same file that is evaluated."
+                f"`--clean` {args.clean!r} names {sorted(missing)[0]!r}, which {benchmark.name} does not have; audit "
+                "the same file that is evaluated."
             )
         subset = benchmarks.without(benchmark, ids - set(clean[benchmark.name]))
         if subset.examples:
@@ -164,9 +165,8 @@ def compare(args: argparse.Namespace) -> None:
 
 def main() -> None:
     args = parse()
-    tasks = [
-        task for name, task in (("model", evaluate), ("regrade", regrade), ("compare", compare)) if getattr(args, name)
-    ]
+    known = {"model": evaluate, "regrade": regrade, "compare": compare}
+    tasks = [task for name, task in known.items() if getattr(args, name)]
     try:
         if len(tasks) != 1:
             raise ValueError("Give exactly one of `--model`, `--regrade` and `--compare`.")

@@ -153,8 +153,8 @@ def score(
     missing = sum((example.id, sample) not in generations for example, sample in asked)
     if missing:
         raise ValueError(
-            f"Benchmark {benchmark.name!r} lacks {missing} of {len(asked)} responses; run the same command again to draw "
-            "the rest."
+            f"Benchmark {benchmark.name!r} lacks {missing} of {len(asked)} responses; run the same command again to "
+            "draw the rest."
         )
     responses = [generations[example.id, sample] for example, sample in asked]
     verdicts = grade_many([response.text for response in responses], [example.answer for example, _ in asked])

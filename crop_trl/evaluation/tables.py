@@ -34,9 +34,7 @@ def run_markdown(results: Mapping[str, Any]) -> str:
         `str`: Markdown.
     """
     decoding = results["decoding"]
-    thinking = {True: "thinking on", False: "thinking off", None: "thinking as the template has it"}[
-        decoding["thinking"]
-    ]
+    thinking = {True: "thinking on", False: "thinking off", None: "the template's thinking mode"}[decoding["thinking"]]
     lines = [
         f"# {results.get('label') or results['model']}",
         "",
@@ -63,8 +61,8 @@ def run_markdown(results: Mapping[str, Any]) -> str:
         cells += [percent(row["pass_at"].get(str(k))) for k in extra]
     lines.append(_table(header + [f"Pass@{k}, unbiased (%)" for k in extra], rows))
     lines.append(
-        f"Avg. {percent(results['average'])} ({_interval(results['average_interval'])}): the mean of the unrounded Means "
-        f"of {', '.join(results['averaged'])}.\n"
+        f"Avg. {percent(results['average'])} ({_interval(results['average_interval'])}): the mean of the unrounded "
+        f"Means of {', '.join(results['averaged'])}.\n"
     )
     lines.append(diagnostics_table({results.get("label") or results["model"]: results}))
     return "\n".join(lines)
@@ -136,7 +134,8 @@ def comparison(runs: Mapping[str, Mapping[str, Any]], reference: str | None = No
         kinds = {(r["benchmarks"][name]["samples"], r["benchmarks"][name]["problems"]) for r in runs.values()}
         if len(kinds) > 1:
             raise ValueError(
-                f"`--compare`: the runs differ in samples or problems of {name!r} ({sorted(kinds)}); evaluate them alike."
+                f"`--compare`: the runs differ in samples or problems of {name!r} ({sorted(kinds)}); evaluate them "
+                "alike."
             )
 
     def per_problem(results: Mapping[str, Any], names: list[str]) -> dict[str, dict[str, float]]:
@@ -200,8 +199,8 @@ def comparison_markdown(runs: Mapping[str, Mapping[str, Any]], reference: str | 
         rows.append(row)
     lines.append(_table(["Method", "Avg.", *shared], rows))
     lines.append(
-        "In brackets: bootstrap 95 % intervals over problems; p: two-sided paired permutation test over problems. Both "
-        "are about these checkpoints, not about other training seeds.\n"
+        "In brackets: bootstrap 95 % intervals over problems; p: two-sided paired permutation test over problems. "
+        "Both are about these checkpoints, not about other training seeds.\n"
     )
     lines += ["## Diagnostics", "", diagnostics_table(runs)]
     return "\n".join(lines)

@@ -1,0 +1,123 @@
+"""Reading benchmarks: names, files, clean subsets, mistakes."""
+
+import json
+import re
+from pathlib import Path
+
+import datasets
+import pytest
+
+from crop_trl.evaluation import benchmarks
+from crop_trl.evaluation.benchmarks import MATH_500_OVERLAPS, example_from_row, load_benchmark, without
+
+ROOT = Path(__file__).parents[2]
+
+
+def write(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def math500(tmp_path):
+    ids = [*sorted(MATH_500_OVERLAPS), "test/algebra/1.json", "test/algebra/2.json"]
+    rows = [{"id": f"m{n}", "unique_id": id, "problem": f"p{n}", "answer": str(n)} for n, id in enumerate(ids)]
+    return write(tmp_path / "math.jsonl", rows)
+
+
+def test_seeds_and_samples_are_the_papers(tmp_path):
+    file = write(tmp_path / "x.jsonl", [{"problem": "p", "answer": "1"}])
+    for name in ("AIME24", "aime25", "AMC23"):
+        assert load_benchmark(f"{name}={file}").seeds == list(range(1000, 1008))
+    assert load_benchmark(f"MATH-500={file}").seeds == [5000, 5001, 5002, 5003]
+    assert load_benchmark(str(file)).name == "x"
+    assert load_benchmark(f"mine={file}", samples=2, base_seed=7).seeds == [7, 8]
+
+
+def test_clean_subset_leaves_out_the_eight_and_shares_generations(math500):
+    whole, clean = load_benchmark(f"MATH-500={math500}"), load_benchmark(f"MATH-500-Clean={math500}")
+    assert (whole.name, clean.name) == ("MATH-500", "MATH-500-Clean")
+    assert [example.id for example in clean.examples] == ["m8", "m9"]
+    assert whole.store == clean.store == "MATH-500" and whole.seeds == clean.seeds
+
+
+def test_clean_subset_needs_the_ids(tmp_path):
+    file = write(tmp_path / "x.jsonl", [{"problem": "p", "answer": "1"}])
+    with pytest.raises(ValueError, match="unique_id"):
+        load_benchmark(f"MATH-500-Clean={file}")
+
+
+def test_subset_by_either_id(math500):
+    whole = load_benchmark(f"MATH-500={math500}")
+    assert len(without(whole, ["m0", "test/algebra/1.json"]).examples) == 8
+
+
+def test_embedded_task_by_name():
+    tiny = load_benchmark("tiny-math")
+    assert len(tiny.examples) >= 200 and all(example.answer.isdigit() for example in tiny.examples)
+    source = (ROOT / "examples" / "tiny_math" / "tokenizer.py").read_text()
+    stated = re.search(r'^PROMPT_TEMPLATE = (".*")$', source, re.M).group(1)
+    assert tiny.template == json.loads(stated)
+
+
+@pytest.mark.parametrize(
+    ("row", "answer"),
+    [
+        ({"problem": "p", "answer": 27.0}, "27"),
+        ({"problem": "p", "answer": 7}, "7"),
+        ({"question": "p", "answer": " 7 "}, "7"),
+        ({"original_problem": "p", "answer": "7"}, "7"),
+        ({"problem": "p", "solution": r"So \boxed{204}."}, "204"),
+        ({"problem": "p", "solution": "204"}, "204"),
+    ],
+)
+def test_rows_of_public_copies(row, answer):
+    example = example_from_row(row, 3, "file")
+    assert (example.id, example.problem, example.answer) == ("3", "p", answer)
+
+
+def test_hub_datasets_are_read_by_name(monkeypatch):
+    asked = []
+
+    def load_dataset(name, split):
+        asked.append((name, split))
+        return [{"problem": "p", "answer": "1", "unique_id": "test/a/1.json"}]
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    for name in ("AIME24", "AIME25", "AMC23", "MATH-500"):
+        load_benchmark(name)
+    assert [name for name, _ in asked] == [
+        benchmarks.NAMED[n].dataset for n in ("AIME24", "AIME25", "AMC23", "MATH-500")
+    ]
+
+
+def test_unreachable_hub_gets_a_remedy(monkeypatch):
+    def fail(*arguments, **options):
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(datasets, "load_dataset", fail)
+    with pytest.raises(ValueError, match="AIME24=FILE"):
+        load_benchmark("AIME24")
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([], "has no rows"),
+        ([{"answer": "1"}], "row 0 has no `problem`"),
+        ([{"problem": "p"}], "row 0 has no `answer`"),
+        ([{"problem": "p", "answer": "1", "id": "a"}] * 2, "has the id 'a' twice"),
+    ],
+)
+def test_wrong_files_are_explained(tmp_path, rows, words):
+    with pytest.raises(ValueError, match=words):
+        load_benchmark(str(write(tmp_path / "x.jsonl", rows)))
+
+
+def test_unknown_names_are_explained(tmp_path):
+    with pytest.raises(ValueError, match="'AIME26' is unknown: choose AIME24, .*MATH-500-Clean"):
+        load_benchmark("AIME26")
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        load_benchmark(str(tmp_path / "none.jsonl"))
+    with pytest.raises(ValueError, match="`samples` is 0"):
+        load_benchmark("tiny-math", samples=0)
