@@ -10,7 +10,7 @@ optimizer step.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from .config import CROPConfig
 from .distributed import RunningMeans, gather_ragged
 from .divergence import residual_mass
 from .loss import opd_advantages, sampled_opd_loss
-from .scoring import Scorer
+from .scoring import Scorer, TopKLogprobs
 from .scoring.head import add_token_head, sees_padding
 from .scoring.layout import pack, split_balanced
 from .scoring.local import LocalScorer
@@ -235,29 +235,15 @@ class CROPTrainer(GRPOTrainer):
         aligned = self.args.windows_per_generation * self.num_iterations == 1
         if training and not aligned and "student/original" not in needs:
             needs.append("student/original")
+        signals = self.score_rollout(inputs, prompt_ids, completion_ids, needs)
         first_row = self.accelerator.process_index * len(inputs)
-        rows = range(first_row, first_row + len(inputs))
-        prompts = {"original": [[ids] for ids in prompt_ids]}
-        for kind in prompt_kinds(needs)[1:]:
-            prompts[kind] = tokenize_variants(inputs, kind, lambda several: self._tokenize_prompts(several)[0])
-        if "teacher/negative" in needs:
-            prompts[NEGATIVE] = draw_negatives(
-                gather_object(prompt_ids),
-                rows,
-                self.args.credit_num_negatives,
-                self.args.credit_seed,
-                self.state.global_step,
-            )
-        with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
-            signals = collect_signals(needs, self.scorers, prompts, completion_ids)
-
         selection = methods.select(
             name,
             signals,
             loss_mask,
             self.args.selection_settings,
             step=self.state.global_step,
-            rows=torch.tensor(rows),
+            rows=torch.arange(first_row, first_row + len(inputs)),
             gather=lambda values: gather_ragged(values, self.accelerator),
         )
         rollout["prompt_id_lists"], rollout["completion_id_lists"] = prompt_ids, completion_ids
@@ -267,6 +253,39 @@ class CROPTrainer(GRPOTrainer):
         self._log_selection(mode, signals, selection, loss_mask, rollout["old_logprobs"])
         self._metrics[mode]["seconds/scoring"].append(time.perf_counter() - started)
         return rollout
+
+    def score_rollout(
+        self,
+        inputs: list[dict[str, Any]],
+        prompt_ids: list[list[int]],
+        completion_ids: list[list[int]],
+        needs: Sequence[str],
+    ) -> dict[str, TopKLogprobs | list[TopKLogprobs]]:
+        """
+        Compute signals for responses that were sampled.
+
+        Args:
+            inputs (B dataset rows): One for each response.
+            prompt_ids, completion_ids (B lists of token ids): What was sampled from, and what was sampled.
+            needs (sequence of `str`): Names of signals.
+
+        Returns:
+            See [`~crop_trl.signals.collect_signals`].
+        """
+        prompts = {"original": [[ids] for ids in prompt_ids]}
+        for kind in prompt_kinds(needs)[1:]:
+            prompts[kind] = tokenize_variants(inputs, kind, lambda several: self._tokenize_prompts(several)[0])
+        if "teacher/negative" in needs:
+            first_row = self.accelerator.process_index * len(inputs)
+            prompts[NEGATIVE] = draw_negatives(
+                gather_object(prompt_ids),
+                range(first_row, first_row + len(inputs)),
+                self.args.credit_num_negatives,
+                self.args.credit_seed,
+                self.state.global_step,
+            )
+        with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+            return collect_signals(needs, self.scorers, prompts, completion_ids)
 
     def _log_selection(self, mode, signals, selection, loss_mask, old_logprobs) -> None:
         means = self._means[mode]

@@ -37,6 +37,8 @@ class ScriptArguments:
         eval_dataset_split (`str`): Split of a hub dataset.
         prompt_template (`str`): Answer-format wrapper put around every problem; holds `{problem}` once.
         conversational (`bool`): Whether prompts are chat messages or plain text.
+        num_counterfactuals, num_paraphrases (`int`): How many of each a prompt may have; beyond the first they come
+            from the record's `alternates`.
         reward (`str`): `accuracy` or `none`; with `--reward_weights 0` it is watched without being trained on.
         heatmap (`bool`): Whether to end with a picture of the tokens chosen in one held-out response.
     """
@@ -49,6 +51,8 @@ class ScriptArguments:
         default=DEFAULT_PROMPT_TEMPLATE, metadata={"help": "Wrapper put around every problem; holds {problem} once."}
     )
     conversational: bool = field(default=True, metadata={"help": "Prompts as chat messages, or as plain text."})
+    num_counterfactuals: int = field(default=1, metadata={"help": "Counterfactuals to use of each record."})
+    num_paraphrases: int = field(default=1, metadata={"help": "Paraphrases to use of each record."})
     reward: str = field(default="none", metadata={"help": "accuracy or none; see reward_weights of the trainer."})
     heatmap: bool = field(default=True, metadata={"help": "End with a picture of the tokens chosen in a response."})
 
@@ -78,16 +82,18 @@ def make_trainer(script: ScriptArguments, args: TrainConfig, model: ModelConfig)
         if not value:
             raise ValueError(f"`--{name}` is not set; give it on the command line or in the --config file.")
     talk = args.process_index == 0
-    train_dataset, report = load_triplets(
-        script.dataset_name, script.dataset_split, script.prompt_template, script.conversational
-    )
+    adapter = {
+        "template": script.prompt_template,
+        "conversational": script.conversational,
+        "counterfactuals": script.num_counterfactuals,
+        "paraphrases": script.num_paraphrases,
+    }
+    train_dataset, report = load_triplets(script.dataset_name, script.dataset_split, **adapter)
     if talk:
         print(f"Training triplets: {report}.")
     eval_dataset = None
     if script.eval_dataset_name:
-        eval_dataset, report = load_triplets(
-            script.eval_dataset_name, script.eval_dataset_split, script.prompt_template, script.conversational
-        )
+        eval_dataset, report = load_triplets(script.eval_dataset_name, script.eval_dataset_split, **adapter)
         if talk:
             print(f"Held-out triplets: {report}.")
     reward = REWARDS[script.reward]
