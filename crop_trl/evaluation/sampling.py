@@ -221,6 +221,8 @@ class ServerSampler:
         `ValueError`: it serves another model.
     """
 
+    independent = True
+
     def __init__(self, model: str, settings: DecodingSettings, url: str, batch_size: int = 64, timeout: float = 3600.0):
         try:
             import openai

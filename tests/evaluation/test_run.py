@@ -1,0 +1,254 @@
+"""Runs as users start them: a real server, real processes that are killed, regrading, comparison."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from crop_trl.evaluation.run import load_results, training_diagnostics
+from crop_trl.evaluation.store import Generation, Store, pending_chunks
+
+from .server import ChatServer
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "examples" / "evaluate.py"
+STUDENT = ROOT / "examples" / "tiny_math" / "models" / "student"
+PROBLEMS = 12
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, str(SCRIPT), *map(str, arguments)]
+
+
+# One thread: a model this small is only slowed down by more, all the more beside other work.
+ENVIRONMENT = {**os.environ, "OPENAI_API_KEY": "key-of-the-test", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(command(*arguments), capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT)
+
+
+def kill_after(lines: int, file: Path, *arguments: str) -> None:
+    """Start a run and kill it for good once its file has so many lines."""
+    process = subprocess.Popen(
+        command(*arguments), cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    while process.poll() is None and not (file.is_file() and file.read_bytes().count(b"\n") >= lines):
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+@pytest.fixture
+def benchmark(tmp_path) -> Path:
+    path = tmp_path / "sums.jsonl"
+    rows = [{"id": f"q{n}", "problem": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(PROBLEMS)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def sum_of(request: dict) -> int:
+    first, _, second = request["messages"][0]["content"].split("?")[0].removeprefix("What is ").split(" ")
+    return int(first) + int(second)
+
+
+def answer(request: dict):
+    """Right for even seeds; q1 has no box, q2 runs into the limit, q3 thinks (in the server's own field)."""
+    right = sum_of(request) + request["seed"] % 2
+    if right // 2 == 1:
+        return f"It is {right}."
+    if right // 2 == 2:
+        return {"finish_reason": "length", "message": {"role": "assistant", "content": "It is \\boxed{"}}
+    if right // 2 == 3:
+        message = {"role": "assistant", "content": f"\\boxed{{{right}}}", "reasoning_content": "maybe \\boxed{6}"}
+        return {"message": message}
+    return f"It is \\boxed{{{right}}}."
+
+
+def server_arguments(server: ChatServer, benchmark: Path, output: Path) -> list:
+    return ["--model", "toy", "--sampler", "server", "--server_url", server.url, "--benchmark", f"sums={benchmark}",
+            "--samples", 2, "--base_seed", 10, "--output", output]  # fmt: skip
+
+
+def test_server_run_regrade_and_compare(benchmark, tmp_path):
+    server = ChatServer(answer)
+    first, second = tmp_path / "first", tmp_path / "second"
+    done = run(*server_arguments(server, benchmark, first), "--setting", "A", "--pass_k", "1")
+    assert done.returncode == 0, done.stderr
+    # What was asked is the paper's setting A, with the shared wrapper and one seed per sample.
+    assert len(server.requests) == 2 * PROBLEMS
+    request = server.requests[0]
+    assert (request["temperature"], request["top_p"], request["max_tokens"]) == (0.7, 0.95, 31_744)
+    assert request["chat_template_kwargs"] == {"enable_thinking": True}
+    assert request["messages"][0]["content"].startswith("What is") and "\\boxed{}" in request["messages"][0]["content"]
+    assert {request["seed"] for request in server.requests} == {10, 11}
+
+    results = load_results(first)
+    row = results["benchmarks"]["sums"]
+    # The even seed is right except on q1 (no box) and q2 (cut off).
+    assert row["correct"] == PROBLEMS - 2 and row["mean"] == pytest.approx((PROBLEMS - 2) / (2 * PROBLEMS))
+    assert row["pass"] == pytest.approx((PROBLEMS - 2) / PROBLEMS) and row["pass_at"]["1"] == pytest.approx(row["mean"])
+    assert row["format_failures"] == pytest.approx(4 / 24) and row["truncated"] == pytest.approx(2 / 24)
+    assert row["average_length"] == 7 and row["mean_interval"][0] < row["mean"] < row["mean_interval"][1]
+    assert "key-of-the-test" not in "".join(path.read_text() for path in first.rglob("*") if path.is_file())
+
+    # The same command asks for nothing more; a clean subset needs no generation either.
+    server.close()
+    clean = tmp_path / "clean_ids.json"
+    clean.write_text(json.dumps({"sums": [f"q{n}" for n in range(3, PROBLEMS)]}))
+    done = run("--regrade", first, "--clean", clean)
+    assert done.returncode == 0, done.stderr
+    results = load_results(first)
+    assert results["benchmarks"]["sums-Clean"]["mean"] == 0.5 and results["averaged"] == ["sums-Clean"]
+    assert results["average"] == 0.5 and results["benchmarks"]["sums"] == {**row, "pass_at": {}}
+
+    better = ChatServer(lambda request: f"\\boxed{{{sum_of(request)}}}")
+    done = run(*server_arguments(better, benchmark, second), "--no-thinking")
+    better.close()
+    assert done.returncode == 0, done.stderr
+    done = run("--compare", f"before={first}", f"after={second}", "--output", tmp_path / "both")
+    assert done.returncode == 0, done.stderr
+    assert "| after | **100.00** | **100.00** | **100.00** |" in done.stdout
+    table = json.loads((tmp_path / "both" / "comparison.json").read_text())
+    assert table["reference"] == "before" and table["runs"]["after"]["difference"]["p_value"] < 0.01
+
+
+def test_killed_run_goes_on_with_what_is_missing(benchmark, tmp_path):
+    def slow(request: dict):
+        time.sleep(0.15)
+        return answer(request)
+
+    server = ChatServer(slow)
+    arguments = [*server_arguments(server, benchmark, tmp_path / "out"), "--batch_size", 2]
+    file = tmp_path / "out" / "generations" / "sums.jsonl"
+    kill_after(5, file, *arguments)
+    before = Store(tmp_path / "out", "sums").read()
+    assert 5 <= len(before) < 2 * PROBLEMS
+    with open(file, "ab") as cut_off:
+        cut_off.write(b'{"id": "q11", "sample": 1, "te')  # as a crash in the middle of a write leaves it
+    asked = len(server.requests)
+    done = run(*arguments)
+    assert done.returncode == 0, done.stderr
+    again = [(request["messages"][0]["content"], request["seed"]) for request in server.requests[asked:]]
+    assert len(again) == len(set(again)) == 2 * PROBLEMS - len(before)
+    after = Store(tmp_path / "out", "sums").read()
+    assert len(after) == 2 * PROBLEMS and all(after[key] == generation for key, generation in before.items())
+    # Other settings must not be mixed in.
+    done = run(*arguments, "--temperature", "0.2")
+    server.close()
+    assert done.returncode == 1 and "temperature 0.7, not 0.2" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_generations_are_kept_when_a_request_fails(benchmark, tmp_path):
+    server = ChatServer(lambda request: 400 if sum_of(request) == 14 and request["seed"] == 11 else answer(request))
+    arguments = [*server_arguments(server, benchmark, tmp_path / "out"), "--batch_size", 1]
+    done = run(*arguments)
+    assert done.returncode == 1 and "answered HTTP 400" in done.stderr and "Traceback" not in done.stderr
+    kept = Store(tmp_path / "out", "sums").read()
+    assert len(kept) == PROBLEMS + 7 and not (tmp_path / "out" / "results.json").exists()
+    done = run("--regrade", tmp_path / "out")
+    server.close()
+    assert done.returncode == 1 and "lacks 5 of 24 responses" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "exactly one of `--model`, `--regrade` and `--compare`"),
+        (["--model", "m", "--benchmark", "tiny-math"], "`--output` is not set"),
+        (["--model", "m", "--benchmark", "nothing", "--output", "OUT"], "'nothing' is unknown"),
+        (["--model", "m", "--output", "OUT"], "`--benchmark` names nothing"),
+        (["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--sampler", "server"], "`--server_url`"),
+        (["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--top_p", "0"], "`top_p` is 0.0"),
+        (
+            ["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--prompt_template", "x"],
+            "`prompt_template`",
+        ),
+        (["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--clean", "no.json"], "`--clean` 'no.json'"),
+        (
+            ["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--training_run", "OUT"],
+            "trainer_state.json",
+        ),
+        (["--compare", "nowhere"], "has no results.json"),
+        (["--regrade", "nowhere"], "holds no generations"),
+    ],
+)
+def test_mistakes_get_one_sentence(arguments, words, tmp_path, monkeypatch, capsys):
+    sys.path.insert(0, str(SCRIPT.parent))
+    try:
+        import evaluate
+    finally:
+        sys.path.pop(0)
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", *(str(tmp_path) if a == "OUT" else a for a in arguments)])
+    with pytest.raises(SystemExit) as stopped:
+        evaluate.main()
+    assert words in str(stopped.value) and "\n" not in str(stopped.value)
+
+
+def test_server_that_is_not_there_or_serves_another_model(benchmark, tmp_path):
+    server = ChatServer(answer, model="another")
+    done = run(*server_arguments(server, benchmark, tmp_path / "out"))
+    assert done.returncode == 1 and "serves another, not `--model` 'toy'" in done.stderr
+    server.close()
+    done = run(*server_arguments(server, benchmark, tmp_path / "out"))
+    assert done.returncode == 1 and "does not answer" in done.stderr
+
+
+@pytest.mark.slow
+def test_killed_hugging_face_run_ends_like_an_uninterrupted_one(tmp_path):
+    """Draws depend on the batch alone, so a batch that is repeated gives the same responses."""
+    few = tmp_path / "few.jsonl"
+    lines = (ROOT / "examples" / "tiny_math" / "data" / "heldout.jsonl").read_text().splitlines()
+    few.write_text("\n".join(lines[:8]) + "\n")
+
+    def arguments(output: str) -> list:
+        sampling = ["--sampler", "hf", "--samples", 2, "--batch_size", 4, "--max_tokens", 96]
+        return ["--model", STUDENT, "--benchmark", f"tiny-math={few}", *sampling, "--output", tmp_path / output]
+
+    done = run(*arguments("whole"))
+    assert done.returncode == 0, done.stderr
+    file = tmp_path / "killed" / "generations" / "tiny-math.jsonl"
+    kill_after(6, file, *arguments("killed"))
+    killed = Store(tmp_path / "killed", "tiny-math").read()
+    assert 6 <= len(killed) < 16
+    done = run(*arguments("killed"))
+    assert done.returncode == 0, done.stderr
+    assert Store(tmp_path / "killed", "tiny-math").read() == Store(tmp_path / "whole", "tiny-math").read()
+    whole, resumed = (load_results(tmp_path / name)["benchmarks"] for name in ("whole", "killed"))
+    assert whole == resumed and whole["tiny-math"]["mean"] > 0
+
+
+def test_chunks_do_not_depend_on_what_is_done():
+    from crop_trl.evaluation.benchmarks import Benchmark, Example
+
+    toy = Benchmark("t", tuple(Example(str(n), "p", "1") for n in range(5)), 2, 0, "{problem}", "t")
+    everything = pending_chunks(toy, [], 2)
+    assert [len(chunk) for chunk in everything] == [2, 2, 1, 2, 2, 1]
+    done = [("0", 0), ("1", 0), ("2", 0), ("4", 1)]
+    assert pending_chunks(toy, done, 2) == [everything[1], everything[2], everything[3], everything[4]]
+
+
+def test_odd_characters_survive_the_store(tmp_path):
+    store = Store(tmp_path, "a/b c")
+    generation = Generation("q", 0, 1, "line\u2028end \x0c \\boxed{½} 数\n", 3, False, "1")
+    store.append([generation])
+    store.append([Generation("r", 0, 1, "lone \ud800 surrogate", 3, False, "1")])
+    assert store.read()["q", 0] == generation and len(store.read()) == 2
+
+
+def test_training_diagnostics_come_from_the_last_step(tmp_path):
+    for step, share in ((10, 0.5), (20, 0.25)):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        log = [
+            {"step": step - 1, "completions/clipped_ratio": 0.9},
+            {"step": step, "completions/clipped_ratio": share, "selection/retention_ratio": 0.2},
+            {"step": step, "train_runtime": 3.0},
+        ]
+        (folder / "trainer_state.json").write_text(json.dumps({"global_step": step, "log_history": log}))
+    assert training_diagnostics(tmp_path) == {"step": 20, "budget": 0.2, "truncated": 0.25}
