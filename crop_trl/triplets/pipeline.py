@@ -24,7 +24,7 @@ from .costs import Account, estimate_tokens, find_prices
 from .ledger import Ledger, LedgerError, request_key
 from .outcome import STATUSES, Round, build_record, excluded_record
 from .outputs import OutputDirectory
-from .prompts import Templates, candidate_reason, feedback_text, load_templates
+from .prompts import Templates, load_templates, round_feedback
 from .settings import TripletSettings
 from .source import KNOWN_WRAPPERS, Problem, ProblemSet, read_problems
 from .validation import (
@@ -44,18 +44,6 @@ _SCHEMA_DIGESTS = {
 # An answer that says no is an answer; asking again for the same would only be paid for twice.
 FINAL_FLAWS = {"refusal", "content_filter", "no_candidates"}
 LONGEST_FAILURE_SERIES = 20  # failed requests in a row, each after its repetitions, until the endpoint counts as gone
-FLAW_TEXTS = {
-    "not_json": "the reply was not valid JSON (is every backslash doubled?)",
-    "wrong_schema": "the reply did not have the form asked for",
-    "cut_off": "the reply was cut off; write shorter texts",
-    "empty": "the reply was empty",
-    "refusal": "the request was declined",
-    "content_filter": "the reply was filtered",
-    "no_candidates": "there was no candidate in the reply",
-    "bad_candidate": "a candidate lacked a field or held something other than text",
-    "control_characters": "a text held control characters; double every backslash of LaTeX inside JSON strings",
-    "invalid_unicode": "a text held broken Unicode",
-}
 
 
 @dataclass
@@ -135,9 +123,11 @@ async def _generate(settings: TripletSettings, progress: bool) -> RunResult:
     output = OutputDirectory(settings.output, redact.content)
     account = Account(prices, settings.max_cost, settings.max_completion_tokens)
     modes: dict[str, str] = {}
+    askers: set[tuple[str, str]] = set()
 
     def book(entry: dict[str, Any]) -> None:
         if "key" in entry:
+            askers.add((entry["model"], entry["templates"]))
             account.add(entry["kind"], entry.get("usage"))
         elif "endpoint" in entry:
             modes[entry["endpoint"]] = entry["mode"]
@@ -147,6 +137,14 @@ async def _generate(settings: TripletSettings, progress: bool) -> RunResult:
             print(
                 f"{output.ledger}: dropped a half-written last line of {ledger.dropped} bytes, skipped "
                 f"{ledger.unreadable} unreadable lines.",
+                file=sys.stderr,
+            )
+        if askers and (settings.model, templates.version) not in askers:
+            earlier = "; ".join(f"{model}, templates {version}" for model, version in sorted(askers))
+            print(
+                f"{output.ledger} holds answers for {earlier}. They "
+                f"stay, but model {settings.model} with templates {templates.version} is asked anew where requests "
+                "differ.",
                 file=sys.stderr,
             )
         output.save_settings(settings, templates, problem_set)
@@ -239,7 +237,7 @@ class Run:
                 break
             if any(candidate.passes(self.settings.threshold) for candidate in rounds[-1].candidates):
                 break
-            feedback = _feedback(rounds[-1])
+            feedback = round_feedback(rounds[-1].flaws, rounds[-1].candidates)
         return build_record(problem, rounds, self.settings.threshold, self.templates.version)
 
     async def _round(self, problem: Problem, number: int, feedback: str, current: Round) -> None:
@@ -306,7 +304,7 @@ class Run:
             model=model,
             messages=messages,
             schema=_SCHEMA_DIGESTS[kind],
-            templates=self.templates.version,
+            templates=self.templates.digest(kind),
             round=number,
             attempt=attempt,
             sampling=self.settings.sampling(),
@@ -315,7 +313,8 @@ class Run:
         if entry is not None:
             return entry["answer"]
         if key not in self._pending:  # two rows with the same text share one request
-            facts = {"kind": kind, "problem": problem_id, "round": number, "attempt": attempt, "model": model}
+            facts = {"kind": kind, "problem": problem_id, "round": number, "attempt": attempt}
+            facts |= {"model": model, "templates": self.templates.version}
             task = asyncio.create_task(self._request(key, kind, messages, facts))
             self._pending[key] = task
             task.add_done_callback(lambda _: self._pending.pop(key))
@@ -334,7 +333,19 @@ class Run:
                 raise Stopped
         self.account.reserved += bound
         try:
-            answer: Answer = await self.client.complete(facts["model"], messages, kind, SCHEMAS[kind])
+            answer = await self._send(kind, messages, facts["model"])
+            entry = {"key": key, **facts, "time": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+            fields = answer.to_entry()
+            await self.ledger.append({**entry, "usage": fields.pop("usage"), "answer": fields})
+            self.account.add(kind, answer.usage)
+        finally:
+            self.account.reserved -= bound  # only now: while the answer is being written it is spent, but not booked
+        self._requests += 1
+        return fields
+
+    async def _send(self, kind: str, messages: list[dict[str, str]], model: str) -> Answer:
+        try:
+            answer = await self.client.complete(model, messages, kind, SCHEMAS[kind])
         except RequestFailed as failure:
             self._failures += 1
             if self._failures >= LONGEST_FAILURE_SERIES:
@@ -343,28 +354,8 @@ class Run:
                     "again."
                 ) from None
             raise
-        finally:
-            self.account.reserved -= bound
         self._failures = 0
-        entry = {"key": key, **facts, "time": datetime.now(timezone.utc).isoformat(timespec="seconds")}
-        fields = answer.to_entry()
-        await self.ledger.append({**entry, "usage": fields.pop("usage"), "answer": fields})
-        self._requests += 1
-        self.account.add(kind, answer.usage)
-        return fields
-
-
-def _feedback(current: Round) -> str:
-    reasons = []
-    for name in current.flaws:
-        kind, flaw = name.split(":")
-        if kind == "generator" and flaw in FLAW_TEXTS:
-            reasons.append(f"In the reply as a whole: {FLAW_TEXTS[flaw]}.")
-    for candidate in current.candidates:
-        local = [FLAW_TEXTS[candidate.incomplete]] if candidate.incomplete in FLAW_TEXTS else []
-        local += [violation.replace("_", " ") for violation in candidate.violations]
-        reasons.append(candidate_reason(candidate.number, candidate.fields, candidate.evaluation, local))
-    return feedback_text(reasons)
+        return answer
 
 
 class _on_interrupt:

@@ -1,7 +1,8 @@
 """The requests that are sent: four text templates, what fills them, and how their version is told.
 
-The templates are files, so that they can be read and replaced (`--templates DIR`) without touching code. Their version
-goes into every request's key in the ledger: a changed template is asked anew, an unchanged one never twice.
+The templates are files, so that they can be read and replaced (`--templates DIR`) without touching code. A digest of
+the two that a request is made of goes into its key in the ledger: after a change to the critic's instructions only the
+critic is asked anew.
 """
 
 import hashlib
@@ -31,6 +32,18 @@ mended, or alter a different condition.
 {reasons}
 </feedback>
 """
+FLAW_TEXTS = {
+    "not_json": "it was not valid JSON (is every backslash doubled?)",
+    "wrong_schema": "it did not have the form asked for",
+    "cut_off": "it was cut off; write shorter texts",
+    "empty": "it was empty",
+    "refusal": "the request was declined",
+    "content_filter": "it was filtered",
+    "no_candidates": "there was no candidate in it",
+    "bad_candidate": "a candidate lacked a field or held something other than text",
+    "control_characters": "a text held control characters; double every backslash of LaTeX inside JSON strings",
+    "invalid_unicode": "a text held broken Unicode",
+}
 MAX_REASON_CHARS = 1_500  # per candidate: a critic that rambles must not push the problem out of the context
 
 
@@ -48,7 +61,7 @@ class Templates:
     version: str
 
     def generator_messages(self, problem: str, candidate_count: int, feedback: str = "") -> list[dict[str, str]]:
-        """Chat messages that ask for candidates; `feedback` is what [`feedback_text`] made of an earlier round."""
+        """Chat messages that ask for candidates; `feedback` is what [`round_feedback`] made of an earlier round."""
         values = {"problem": problem, "candidate_count": str(candidate_count), "feedback": feedback}
         return self._messages("generator", values)
 
@@ -60,6 +73,10 @@ class Templates:
         )
         values = {"original": original, "candidates_json": "[\n" + ",\n".join(lines) + "\n]"}
         return self._messages("critic", values)
+
+    def digest(self, kind: str) -> str:
+        """A hash of the templates that `kind` of request (`generator`, `critic`) is made of."""
+        return _digest([self.texts[f"{kind}_{role}"] for role in ("system", "user")])
 
     def _messages(self, kind: str, values: Mapping[str, str]) -> list[dict[str, str]]:
         return [
@@ -107,14 +124,28 @@ def load_templates(directory: str | Path | None = None) -> Templates:
                 f"{', '.join('{' + p + '}' for p in required) or 'no placeholder'}."
             )
         texts[name] = text
-    digest = hashlib.sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()
-    return Templates(texts, f"{folder.resolve().name}-{digest[:12]}")
+    return Templates(texts, f"{folder.resolve().name}-{_digest(texts)}")
 
 
-def feedback_text(reasons: Iterable[str]) -> str:
-    """The block that tells the generator why the round before failed; empty when there is nothing to tell."""
-    lines = [f"- {reason}" for reason in reasons]
-    return FEEDBACK_OPENING.format(reasons="\n".join(lines)) if lines else ""
+def _digest(texts: Any) -> str:
+    return hashlib.sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def round_feedback(flaws: Iterable[str], candidates: Iterable[Any]) -> str:
+    """
+    The block that tells the generator why a round failed; empty when there is nothing to tell.
+
+    Args:
+        flaws (iterable of `str`): The round's flaws, as `"generator:not_json"`; the critic's own are not its business.
+        candidates (iterable of [`Candidate`]): The round's candidates.
+    """
+    named = [flaw.removeprefix("generator:") for flaw in flaws if flaw.startswith("generator:")]
+    reasons = [f"In the reply as a whole: {FLAW_TEXTS[flaw]}." for flaw in named if flaw in FLAW_TEXTS]
+    for candidate in candidates:
+        local = [FLAW_TEXTS[candidate.incomplete]] if candidate.incomplete in FLAW_TEXTS else []
+        local += [violation.replace("_", " ") for violation in candidate.violations]
+        reasons.append(candidate_reason(candidate.number, candidate.fields, candidate.evaluation, local))
+    return FEEDBACK_OPENING.format(reasons="\n".join(f"- {reason}" for reason in reasons)) if reasons else ""
 
 
 def candidate_reason(

@@ -3,7 +3,8 @@ import shutil
 
 import pytest
 
-from crop_trl.triplets.prompts import DEFAULT_TEMPLATES, candidate_reason, feedback_text, fill, load_templates
+from crop_trl.triplets.prompts import DEFAULT_TEMPLATES, fill, load_templates, round_feedback
+from crop_trl.triplets.validation import Candidate
 
 
 def copy_templates(tmp_path):
@@ -70,10 +71,22 @@ def test_feedback_carries_the_critics_reasons():
         "counterfactual_answer_type": "yes_no",
         "confidence": 0.3,
     }
-    text = feedback_text([candidate_reason(2, {"counterfactual_condition_description": "{9}"}, evaluation, ["local"])])
-    for part in ("Candidate 2", "{9}", "7 and 9 both differ", "no solution is left", "inconsistent", "yes_no", "local"):
+    fields = {"counterfactual_condition_description": "{9}"}
+    candidate = Candidate(1, 2, fields, evaluation, violations=["local_check"])
+    text = round_feedback(["generator:bad_candidate", "critic:not_json"], [candidate])
+    for part in (
+        "Candidate 2",
+        "{9}",
+        "7 and 9 both differ",
+        "no solution is left",
+        "inconsistent",
+        "yes_no",
+        "local check",
+        "lacked a field",
+    ):
         assert part in text
-    assert feedback_text([]) == ""
+    assert "JSON" not in text  # what the critic did wrong is nothing to the generator
+    assert round_feedback([], []) == ""
 
 
 def test_no_template_names_a_real_key_or_wrapper():

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import runpy
 import signal
+import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -101,7 +103,7 @@ def test_screening_wrappers_and_duplicates(start_server, problems, tmp_path):
     assert len(fewer.records) == 5
 
 
-def test_a_rerun_asks_nothing_and_a_changed_template_asks_anew(start_server, problems, tmp_path):
+def test_a_rerun_asks_nothing_and_a_changed_template_asks_anew(start_server, problems, tmp_path, capsys):
     log = tmp_path / "log"
     url = start_server("--log", str(log))
     source = problems(*(f"[plan:good] {n} and 1" for n in range(5)))
@@ -113,7 +115,9 @@ def test_a_rerun_asks_nothing_and_a_changed_template_asks_anew(start_server, pro
     mine.mkdir()
     for path in DEFAULT_TEMPLATES.glob("*.txt"):
         (mine / path.name).write_text(path.read_text() + ("\nBe brief." if path.name == "critic_system.txt" else ""))
-    assert generate(url, source, tmp_path / "out", templates=str(mine)).requests == 10
+    capsys.readouterr()
+    assert generate(url, source, tmp_path / "out", templates=str(mine)).requests == 5  # the critic's
+    assert "is asked anew where requests differ" in capsys.readouterr().err
     assert generate(url, source, tmp_path / "out", temperature=0.5).requests == 10
 
 
@@ -228,22 +232,27 @@ def test_the_key_is_in_no_file_and_no_output(start_server, problems, program, tm
         assert KEY not in text and KEY[3:12] not in text
 
 
-@pytest.mark.multiprocess
-def test_one_sentence_for_each_mistake(problems, program, tmp_path):
-    source = problems("What is 1+1?")
-    cases = {
-        ("--input", source): "OPENAI_API_KEY is not set",
-        ("--input", "none.jsonl", "--base-url", "http://127.0.0.1:9/v1"): "`input` 'none.jsonl' does not exist",
-        ("--input", source, "--base-url", "http://127.0.0.1:9/v1"): "does not answer",
-        ("--input", source, "--base-url", "http://me:pw@host/v1"): "`base_url` must not carry",
-        ("--output", "nowhere", "--report"): "`output` 'nowhere' holds no run",
-    }
-    running = {options: program(*options, key=None) for options in cases}
-    for options, process in running.items():
-        _, errors = process.communicate()
-        sentence = [line for line in errors.splitlines() if line.startswith("error:")]
-        assert process.returncode == 1 and len(sentence) == 1 and "Traceback" not in errors, errors
-        assert cases[options] in sentence[0] and "pw" not in sentence[0]
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--input problems.jsonl", "OPENAI_API_KEY is not set"),
+        ("--input none.jsonl --base-url http://127.0.0.1:9/v1", "`input` 'none.jsonl' does not exist"),
+        ("--input problems.jsonl --base-url http://127.0.0.1:9/v1", "does not answer"),
+        ("--input problems.jsonl --base-url http://me:pw@host/v1", "`base_url` must not carry"),
+        ("--output nowhere --report", "`output` 'nowhere' holds no run"),
+    ],
+)
+def test_one_sentence_for_each_mistake(problems, tmp_path, monkeypatch, capsys, options, says):
+    problems("What is 1+1?")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OPENAI_API_KEY")
+    script = Path(__file__).resolve().parents[2] / "examples" / "generate_triplets.py"
+    monkeypatch.setattr(sys, "argv", [str(script), *options.split()])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(script), run_name="__main__")
+    sentence = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
+    assert ended.value.code == 1 and len(sentence) == 1
+    assert says in sentence[0] and "pw" not in sentence[0]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,10 @@
 
 import json
 import re
+import runpy
 import shutil
+import sys
+from pathlib import Path
 
 import pytest
 from triplets.scripted_server import PLANS
@@ -192,3 +195,24 @@ def test_dry_run_learns_from_the_ledger(output, problems):
 
 def test_plans_cover_every_status():
     assert {plan[1] for plan in PLANS.values()} == {"strict_pass", "repaired_pass", "needs_review", "pending_repair"}
+
+
+def test_every_command_of_the_documentation_runs(start_server, problems, tmp_path, monkeypatch, capsys):
+    root = Path(__file__).resolve().parents[2]
+    text = (root / "docs" / "triplets.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^python (examples/generate_triplets\.py) (.*)$", text, re.MULTILINE)
+    assert len(commands) == 5
+    problems(*TEXTS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPENAI_BASE_URL", start_server())
+    for script, options in commands:
+        if "--apply-review" in options:
+            rows = [
+                {"id": i, "text_hash": h, "verdict": "accept"} for i, h in page_items(tmp_path / "triplets/review.html")
+            ]
+            (tmp_path / "review.json").write_text(json.dumps({"verdicts": rows}))
+        monkeypatch.setattr(sys, "argv", [script, *options.split()])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(root / script), run_name="__main__")
+        assert ended.value.code == 0, capsys.readouterr().err
+    assert "Agreement: 14 of 19" in capsys.readouterr().out
