@@ -80,7 +80,10 @@ def same_number(left, right) -> bool:
     if first is None or second is None:
         return left == right
     if close(first, second):
-        return True
+        # Agreement to many digits is not equality (10^100 and 10^100 + 1): the difference must vanish as far as it can
+        # be told. One that has any significant digit does not.
+        parts = sympy.N(left - right, 15, maxn=2000).as_real_imag()
+        return not any(part.is_comparable and part != 0 for part in parts)
     # A sum that cancels to zero has no significant digits to compare.
     if abs(first) < 1e-30 or abs(second) < 1e-30:
         return sympy.simplify(left - right) == 0

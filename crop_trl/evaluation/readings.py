@@ -100,8 +100,8 @@ def text_reading(text: str) -> Text | None:
         return None
     words = LEAD_IN.sub("", words).strip(" .,:;\"'`")
     words = re.sub(r"(?:an?|the) (?=[a-z]{3})", "", words) if re.match(r"(?:an?|the) [a-z]{3,}\Z", words) else words
-    if re.fullmatch(r"\( ?[A-Za-z]+ ?\)", words):
-        words = words[1:-1].strip()
+    if choice := re.fullmatch(r"(?:(?:choice|option|answer) )?\(? ?([A-Za-z]+) ?\)?", words, re.I):
+        words = choice.group(1)
     # A bare word reads as text; one or two letters may as well be variables.
     marked = marked or bool(re.fullmatch(r"[A-Za-z][a-z]{2,}(?:[ -][A-Za-z]+)*", words))
     return Text(words, marked) if words else None
@@ -120,6 +120,9 @@ def _interval(text: str) -> Interval | None:
         if len(items) != 2 or not all(items):
             return None
         return Interval(*_end(items[0], match.group(1) == "["), *_end(items[1], match.group(3) == "]"))
+    if absolute := re.match(rf"\| ?{NAME} ?\| ?(<|\\le(?![a-zA-Z])) ?(.+)\Z", text):
+        bound, closed = absolute.group(2), absolute.group(1) != "<"
+        return Interval(f"-({bound})", closed, bound, closed)
     relations = list(RELATION.finditer(text))
     parts = [part.strip() for part in split_top_level(text, RELATION)]
     if not 2 <= len(parts) <= 3 or len(relations) != len(parts) - 1 or not all(parts):
@@ -229,7 +232,7 @@ def _punctured_line(text: str) -> tuple[str, ...] | None:
 
 def readings(text: str) -> list[object]:
     """Every way to read a normalised answer."""
-    text = strip_group(text)
+    text = strip_group(re.sub(r"\\(?:begin|end) ?\{cases\}", "", text))
     if not text:
         return []
     found: list[object] = []
@@ -244,7 +247,8 @@ def readings(text: str) -> list[object]:
     if lead := re.match(r"\\text ?\{([^{}]*)\}(?=.*\d)", text):
         if not NOT_UNITS.intersection(re.findall("[a-z]+", lead.group(1).lower())) - {"is", "are", "such", "that"}:
             found += readings(text[lead.end() :].lstrip(" =:"))
-    based = re.match(r"\(?([0-9A-F]+)\)? ?_ ?(?:\{ ?(?:\\text\{)? ?(\w+) ?\}?\}|(\d))\Z", text)
+    text = re.sub(r"(?<=\w) ?\\text ?\{ ?\(?(?:in )?base(?: (\d+))? ?\)?\}(?: ?(\d+))?\Z", r"_{\1\2}", text)
+    based = re.match(r"\(?([0-9A-F]+)\)? ?_ ?(?:\{ ?(?:\\text\{)? ?\(?(\w+)\)? ?\}?\}|(\d))\Z", text)
     if based:
         base = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
                 "sixteen": 16}.get(based.group(2) or "") or based.group(2) or based.group(3)  # fmt: skip
