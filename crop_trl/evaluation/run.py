@@ -120,8 +120,10 @@ def generate(plan: Plan, make_sampler: Callable[[], Sampler]) -> int:
 
                 def done(index: int, response: Response, asked=asked, seeds=seeds, store=store, there=there) -> None:
                     example, sample = asked[index]
-                    store.append([_generation(example, sample, seeds[index], response)])
-                    bar.update((example.id, sample) not in there)
+                    # A batch that a crash cut in two is drawn again as a whole; what is on disk stays.
+                    if (example.id, sample) not in there:
+                        store.append([_generation(example, sample, seeds[index], response)])
+                        bar.update()
 
                 sampler.sample([wrap_problem(example.problem, template) for example, _ in asked], seeds, done)
                 drawn += len(asked)
