@@ -53,7 +53,7 @@ def main() -> int:
                 left = result.problems - len(result.records)
                 print(f"Stopped ({result.stopped}), {left} problems left; run again to go on.", file=sys.stderr)
                 return 3
-    except (ValueError, LedgerError, EndpointError) as error:
+    except (ValueError, OSError, LedgerError, EndpointError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

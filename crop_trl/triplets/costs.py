@@ -70,8 +70,8 @@ class Account:
     Args:
         prices (`Prices`, *optional*): Without them there is no cost, and no limit.
         max_cost (`float`, *optional*): Dollars that may be spent.
-        longest_answer (`int`, *optional*): Output tokens that no answer can exceed. With it the limit is strict;
-            without it, one answer that is longer than all before can pass it.
+        longest_answer (`int`, *optional*): Output tokens that no answer can exceed. Without it, answers
+            longer than all before can pass the limit by as much as they are longer.
     """
 
     prices: Prices | None = None

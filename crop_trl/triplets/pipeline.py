@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from .client import Answer, Client, EndpointError, Redactor, RequestFailed, Stopped
 from .costs import Account, estimate_tokens, find_prices
-from .ledger import Ledger, LedgerError, request_key
+from .ledger import Ledger, request_key
 from .outcome import STATUSES, Round, build_record, excluded_record
 from .outputs import OutputDirectory
 from .prompts import Templates, load_templates, round_feedback
@@ -142,9 +142,8 @@ async def _generate(settings: TripletSettings, progress: bool) -> RunResult:
         if askers and (settings.model, templates.version) not in askers:
             earlier = "; ".join(f"{model}, templates {version}" for model, version in sorted(askers))
             print(
-                f"{output.ledger} holds answers for {earlier}. They "
-                f"stay, but model {settings.model} with templates {templates.version} is asked anew where requests "
-                "differ.",
+                f"{output.ledger} holds answers for {earlier}. They stay, but model "
+                f"{settings.model} with templates {templates.version} is asked anew where requests differ.",
                 file=sys.stderr,
             )
         output.save_settings(settings, templates, problem_set)
@@ -197,11 +196,10 @@ class Run:
                 try:
                     records[place] = await self._record(problem)
                 except Stopped:
-                    return
-                except (EndpointError, LedgerError) as error:
-                    return self.stop("error", error)
-                except Exception as error:  # a fault of ours must not cost the answers that others are waiting for
-                    return self.stop("error", error)
+                    continue  # not the end: what the ledger can answer is still finished and written
+                except Exception as error:  # not raised here: it would cost the answers that others are waiting for
+                    self.stop("error", error)
+                    continue
                 self._statuses[records[place]["status"]] += 1
                 bar.set_postfix_str(self._progress(), refresh=False)
                 bar.update()

@@ -139,6 +139,15 @@ def test_a_failed_request_is_asked_again_by_a_rerun(start_server, problems, tmp_
     assert [r["status"] for r in third.records] == ["strict_pass", "strict_pass"]
 
 
+def test_a_rerun_without_an_endpoint_keeps_all_that_is_answered(start_server, problems, tmp_path):
+    source = problems(*(f"[plan:{plan}] {n} and 1" for n in range(6) for plan in ("http_400", "good")))
+    generate(start_server(), source, tmp_path / "out")
+    result = generate("http://127.0.0.1:9/v1", source, tmp_path / "out", concurrency=2)
+    assert "does not answer" in str(result.error)
+    statuses = [record["status"] for record in OutputDirectory(tmp_path / "out").load_records()]
+    assert statuses == ["strict_pass"] * 6
+
+
 def test_it_stops_when_the_endpoint_is_gone(start_server, problems, tmp_path):
     source = problems(*(f"[plan:http_400] {n}" for n in range(60)))
     result = generate(start_server(), source, tmp_path / "out", concurrency=4)
