@@ -133,10 +133,10 @@ def save_heatmap(trainer: CROPTrainer, folder: Path) -> None:
         print(f"Tokens chosen in one held-out response: {folder / 'heatmap.png'} and {folder / 'heatmap.html'}")
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     """Parse, train, evaluate, draw."""
     try:
-        script, args, model = TrlParser((ScriptArguments, TrainConfig, ModelConfig)).parse_args_and_config()
+        script, args, model = TrlParser((ScriptArguments, TrainConfig, ModelConfig)).parse_args_and_config(argv)
         trainer = make_trainer(script, args, model)
     except (ValueError, FileNotFoundError) as error:
         sys.exit(f"error: {error}")

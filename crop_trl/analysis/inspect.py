@@ -56,6 +56,6 @@ def inspect_response(trainer, row: Mapping[str, Any]) -> ResponseHeatmap:
         prompt=row["prompt"],
         paraphrase_prompt=prompt_variants(row, "paraphrase")[0],
         counterfactual_prompt=prompt_variants(row, "counterfactual")[0],
-        note=f"Outlined: the {share:.0%} of this response that method {method!r} trains, after step "
+        note=f"Framed: the {share:.0%} of this response that method {method!r} trains, after step "
         f"{trainer.state.global_step}.",
     )
