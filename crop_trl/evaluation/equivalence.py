@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 
-from .latex import exact_number, normalize, squeeze, strip_group
+from .latex import exact_number, squeeze, strip_group
 from .readings import (
     LABEL,
     RELATION,
@@ -244,7 +244,7 @@ def _same_value(gold: str, prediction: str, scalars: Scalars, depth: int) -> boo
     if len(left) > 1 and LABEL.match(left[0]) and len(right) == 1:
         return same(left[-1], prediction, scalars, depth + 1)
     if len(left) == 1 and len(right) > 1 and all(right):
-        return _consistent(right, scalars) and same(gold, right[-1], scalars, depth + 1)
+        return _consistent(right) and same(gold, right[-1], scalars, depth + 1)
     if len(left) > 1 and len(right) > 1:
         names = [squeeze(chain[0]) for chain in (left, right)]
         as_function = "y" in names and any(re.fullmatch(r"[a-z]\(x\)", name) for name in names)
@@ -273,14 +273,10 @@ def _is_list(reading: object) -> bool:
     )
 
 
-def _consistent(chain: list[str], scalars: Scalars) -> bool:
-    """No member of a chain is a number that differs from the last, and it is no multiple of an unknown (2x = 10)."""
-    if re.match(r"-?\d*[a-z]\Z", chain[0]) and not LABEL.match(chain[0]) and exact_number(chain[0]) is None:
+def _consistent(chain: list[str]) -> bool:
+    """No member of a chain is a number unlike the last, and it is no step towards an unknown (2x = 10)."""
+    step = re.fullmatch(r"[+-]?\d*[a-z](?:[+-]\d+)?(?:/\d+)?", squeeze(chain[0]))
+    if step and not LABEL.match(chain[0]):
         return False
     values = {number for part in chain if (number := exact_number(part)) is not None}
     return len(values) <= 1
-
-
-def equivalent(gold: str, prediction: str, scalars: Scalars = exact_scalars) -> bool:
-    """[`same`] for answers as they were written. Raises [`Undecided`] when `scalars` does."""
-    return same(normalize(gold), normalize(prediction), scalars)
