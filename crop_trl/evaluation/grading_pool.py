@@ -90,7 +90,7 @@ class GradingPool:
 
     Args:
         size (`int`, *optional*):
-            Most workers at once; by default the number of usable cores, at most 8.
+            Most workers at once; by default this process's share of the cores, at most 8.
         cpu_seconds (`float`, *optional*, defaults to `3.0`):
             Processor time that one comparison may take.
         wall_seconds (`float`, *optional*, defaults to `20.0`):
@@ -99,6 +99,7 @@ class GradingPool:
 
     def __init__(self, size: int | None = None, cpu_seconds: float = 3.0, wall_seconds: float = 20.0):
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores //= int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # the processes of a distributed run share the cores
         self.size = size or max(1, min(8, cores))
         self.cpu_seconds = cpu_seconds
         self.wall_seconds = wall_seconds
