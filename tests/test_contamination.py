@@ -213,11 +213,17 @@ def test_marked_difference_keeps_the_texts():
         (["--min_similarity", "3"], "`min_similarity` is 3.0"),
     ],
 )
-def test_mistakes_get_one_sentence(tmp_path, arguments, words):
+def test_mistakes_get_one_sentence(tmp_path, monkeypatch, arguments, words):
     train, benchmark = write_inputs(tmp_path)
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    import audit_contamination
+
+    given = ["--train", str(train), "--benchmark", f"toy={benchmark}", "--output", str(tmp_path / "out")]
     # A later option of the same name takes the place of the earlier one.
-    done = run("--train", str(train), "--benchmark", f"toy={benchmark}", "--output", str(tmp_path / "out"), *arguments)
-    assert done.returncode == 1 and words in done.stderr and "Traceback" not in done.stderr
+    monkeypatch.setattr(sys, "argv", ["audit_contamination.py", *given, *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        audit_contamination.main()
+    assert words in str(stopped.value) and "\n" not in str(stopped.value)
     assert not (tmp_path / "out").exists()
 
 

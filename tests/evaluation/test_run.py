@@ -178,12 +178,10 @@ def test_generations_are_kept_when_a_request_fails(benchmark, tmp_path):
         (["--regrade", "nowhere"], "holds no generations"),
     ],
 )
-def test_mistakes_get_one_sentence(arguments, words, tmp_path, monkeypatch, capsys):
-    sys.path.insert(0, str(SCRIPT.parent))
-    try:
-        import evaluate
-    finally:
-        sys.path.pop(0)
+def test_mistakes_get_one_sentence(arguments, words, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    import evaluate
+
     monkeypatch.setattr(sys, "argv", ["evaluate.py", *(str(tmp_path) if a == "OUT" else a for a in arguments)])
     with pytest.raises(SystemExit) as stopped:
         evaluate.main()
