@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import save_file
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tiny import make_model, make_trainer, metric  # noqa: E402
+from tiny import make_model, make_trainer, metric
 
-from crop_trl import CROPTrainer  # noqa: E402
+from crop_trl import CROPTrainer
 
 
 class FixedRollouts(CROPTrainer):
