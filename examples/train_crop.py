@@ -146,6 +146,8 @@ def main(argv: list[str] | None = None) -> None:
     if args.train:
         trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
         trainer.save_model()
+        # The log of the run, where evaluation looks for the truncation share of the last step.
+        trainer.save_state()
         after = evaluate(trainer)
     if script.heatmap and args.train:
         save_heatmap(trainer, Path(args.output_dir))
