@@ -27,9 +27,9 @@ from .divergence import residual_mass
 from .loss import opd_advantages, sampled_opd_loss
 from .scoring import Scorer, TopKLogprobs
 from .scoring.head import add_token_head, sees_padding
-from .scoring.layout import pack, split_balanced
 from .scoring.local import LocalScorer
 from .signals import NEGATIVE, PROMPT_COLUMNS, collect_signals, draw_negatives, prompt_kinds, tokenize_variants
+from .update import MicroBatch, Rollout, cut_rollout, make_micro_batch
 
 # Evaluation looks at the student as it is: no selection, and so no triplet.
 _EVALUATION_METHOD = "opd"
@@ -218,7 +218,7 @@ class CROPTrainer(GRPOTrainer):
         return None, None, None
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        rollout = super()._generate_and_score_completions(inputs)
+        output = super()._generate_and_score_completions(inputs)
         started = time.perf_counter()
         training = self.model.training
         mode = "train" if training else "eval"
@@ -226,9 +226,9 @@ class CROPTrainer(GRPOTrainer):
         prompt_ids, completion_ids = self._rollout_ids
         completion_ids = [list(ids) for ids in completion_ids]
 
-        loss_mask = rollout["completion_mask"].bool()
-        if "tool_mask" in rollout:
-            loss_mask = loss_mask & rollout["tool_mask"].bool()
+        loss_mask = output["completion_mask"].bool()
+        if "tool_mask" in output:
+            loss_mask = loss_mask & output["tool_mask"].bool()
         loss_mask = loss_mask[:, : max(map(len, completion_ids))]
 
         needs = list(methods.get_method(name).needs)
@@ -246,13 +246,18 @@ class CROPTrainer(GRPOTrainer):
             rows=torch.arange(first_row, first_row + len(inputs)),
             gather=lambda values: gather_ragged(values, self.accelerator),
         )
-        rollout["prompt_id_lists"], rollout["completion_id_lists"] = prompt_ids, completion_ids
-        rollout["selection"] = selection
         student = signals.get("student/original")
-        rollout["old_logprobs"] = None if student is None else student.sampled_logprobs
-        self._log_selection(mode, signals, selection, loss_mask, rollout["old_logprobs"])
+        rollout = Rollout(
+            prompt_ids,
+            completion_ids,
+            base_advantages=output["advantages"],
+            selection=selection,
+            old_logprobs=None if student is None else student.sampled_logprobs,
+            engine_logprobs=output.get("sampling_per_token_logps"),
+        )
+        self._log_selection(mode, signals, rollout, loss_mask)
         self._metrics[mode]["seconds/scoring"].append(time.perf_counter() - started)
-        return rollout
+        return {**output, "rollout": rollout}
 
     def score_rollout(
         self,
@@ -287,15 +292,15 @@ class CROPTrainer(GRPOTrainer):
         with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
             return collect_signals(needs, self.scorers, prompts, completion_ids)
 
-    def _log_selection(self, mode, signals, selection, loss_mask, old_logprobs) -> None:
-        means = self._means[mode]
+    def _log_selection(self, mode: str, signals, rollout: Rollout, loss_mask: torch.Tensor) -> None:
+        means, selection = self._means[mode], rollout.selection
         means.add("selection/retention_ratio", selection.mask.float(), loss_mask)
         means.add("selection/tokens_per_response", selection.mask.sum(-1))
         for name, value in selection.measures.items():
             means.add(f"selection/{name}", value, loss_mask)
         means.add("scoring/residual_mass", residual_mass(signals["teacher/original"]), loss_mask)
-        if old_logprobs is not None:
-            gap = old_logprobs - selection.teacher_logprobs
+        if rollout.old_logprobs is not None:
+            gap = rollout.old_logprobs - selection.teacher_logprobs
             means.add("distillation/gap_dropped", gap, loss_mask & ~selection.mask)
         self._flush(mode)
         stats = getattr(self.scorers["teacher"], "stats", None)
@@ -311,64 +316,31 @@ class CROPTrainer(GRPOTrainer):
     # ---------------------------------------------------------------- update
 
     def _prepare_inputs(self, generation_batch):
+        layout = (self._tokenizer.pad_token_id, self.accelerator.device)
         if not self.model.training:
-            rollout = self._generate_and_score_completions(generation_batch)
-            return self._micro_batch(rollout, range(len(rollout["completion_id_lists"])), num_items=None)
+            rollout = self._generate_and_score_completions(generation_batch)["rollout"]
+            rows = range(len(rollout.completion_ids))
+            return make_micro_batch(rollout, rows, *layout, with_attention_mask=self._with_attention_mask)
         started = time.perf_counter()
-        generate_every = self.args.steps_per_generation * self.num_iterations
-        if self._step % generate_every == 0 or self._buffered_inputs is None:
-            self._buffered_inputs = self._micro_batches(self._generate_and_score_completions(generation_batch))
+        if self._step % (self.args.steps_per_generation * self.num_iterations) == 0 or self._buffered_inputs is None:
+            micro_batches = cut_rollout(
+                self._generate_and_score_completions(generation_batch)["rollout"],
+                self.args.windows_per_generation,
+                self.args.gradient_accumulation_steps,
+                *layout,
+                reduce=lambda counts: self.accelerator.reduce(counts, reduction="sum"),
+                with_attention_mask=self._with_attention_mask,
+            )
+            per_step = [m.num_items for m in micro_batches[:: self.args.gradient_accumulation_steps]]
+            self._metrics["train"]["selection/selected_tokens"].append(torch.stack(per_step).double().mean().item())
+            padding = sum(m.padding_share for m in micro_batches) / len(micro_batches)
+            self._metrics["train"]["update/padding_share"].append(padding)
+            self._buffered_inputs = micro_batches
         self._seconds["prepare"] = time.perf_counter() - started
         return self._buffered_inputs[self._step % self.args.steps_per_generation]
 
-    def _micro_batches(self, rollout: dict[str, Any]) -> list[dict[str, Any]]:
-        """Cut a batch of rollouts into optimizer steps, and each of them, by length, into its micro-batches."""
-        keep = rollout["selection"].mask.cpu()
-        lengths = [
-            len(p) + len(c) for p, c in zip(rollout["prompt_id_lists"], rollout["completion_id_lists"], strict=True)
-        ]
-        windows = self.args.windows_per_generation
-        # With several optimizer steps to a batch, rows are dealt to them at random; sorting by length comes after.
-        order = torch.randperm(len(lengths)) if windows > 1 else torch.arange(len(lengths))
-        dealt = order.chunk(windows)
-        counts = torch.stack([keep[rows].sum() for rows in dealt]).to(self.accelerator.device)
-        counts = self.accelerator.reduce(counts, reduction="sum")
-        if self.accelerator.is_main_process:
-            self._metrics["train"]["selection/selected_tokens"].append(counts.float().mean().item())
-        micro_batches = []
-        for rows, num_items in zip(dealt, counts, strict=True):
-            for part in split_balanced([lengths[i] for i in rows], self.args.gradient_accumulation_steps):
-                micro_batches.append(self._micro_batch(rollout, [int(rows[i]) for i in part], num_items, keep))
-        return micro_batches
-
-    def _micro_batch(self, rollout, rows, num_items, keep=None) -> dict[str, Any]:
-        """Everything the loss needs for some responses, flat over their N selected tokens."""
-        selection = rollout["selection"]
-        batch = pack(
-            rollout["prompt_id_lists"],
-            rollout["completion_id_lists"],
-            list(rows),
-            self._tokenizer.pad_token_id,
-            selection.mask.cpu() if keep is None else keep,
-            self._with_attention_mask,
-        )
-        share = 1.0 - batch.num_tokens / max(1, batch.input_ids.numel())
-        self._metrics["train" if self.model.training else "eval"]["update/padding_share"].append(share)
-        batch.to(self.accelerator.device)
-        at = (batch.rows, batch.columns)
-        engine_logprobs = rollout.get("sampling_per_token_logps")
-        return {
-            "batch": batch,
-            "teacher_logprobs": selection.teacher_logprobs[at],
-            "base_advantages": rollout["advantages"][batch.rows],
-            "old_logprobs": None if rollout["old_logprobs"] is None else rollout["old_logprobs"][at],
-            "weights": None if selection.weights is None else selection.weights[at],
-            "engine_logprobs": None if engine_logprobs is None else engine_logprobs[at],
-            "num_items": num_items,
-        }
-
-    def _compute_loss(self, model, inputs):
-        batch = inputs["batch"]
+    def _compute_loss(self, model, inputs: MicroBatch):
+        batch = inputs.batch
         with self.accelerator.autocast():
             output = model(
                 input_ids=batch.input_ids,
@@ -378,50 +350,44 @@ class CROPTrainer(GRPOTrainer):
             )
         logprobs = output.logprobs
         # On policy and without other student signals, the rollout-time student is the one being trained.
-        old_logprobs = logprobs.detach() if inputs["old_logprobs"] is None else inputs["old_logprobs"]
-        num_items = inputs["num_items"]
+        old_logprobs = logprobs.detach() if inputs.old_logprobs is None else inputs.old_logprobs
 
         def column(x):
             # Each selected token stands as a response of one token: the loss is a sum over tokens either way.
             return None if x is None else x.unsqueeze(-1)
 
+        target = {"weights": column(inputs.weights), "lambda_opd": self.args.lambda_opd}
+        old, teacher = column(old_logprobs), column(inputs.teacher_logprobs)
         loss = sampled_opd_loss(
             column(logprobs),
-            column(old_logprobs),
-            column(inputs["teacher_logprobs"]),
-            inputs["base_advantages"],
-            torch.ones_like(column(logprobs), dtype=torch.bool),
-            weights=column(inputs["weights"]),
-            lambda_opd=self.args.lambda_opd,
+            old,
+            teacher,
+            inputs.base_advantages,
+            torch.ones_like(old, dtype=torch.bool),
             epsilon_low=self.epsilon_low,
             epsilon_high=self.epsilon_high,
-            num_items=num_items,
+            num_items=inputs.num_items,
+            **target,
         )
-        self._log_update(inputs, logprobs.detach(), old_logprobs, output.entropy)
+        advantages = opd_advantages(old, teacher, inputs.base_advantages, **target).squeeze(-1)
+        self._log_update(inputs, logprobs.detach(), old_logprobs, advantages, output.entropy)
         # Gradients are averaged over processes, and the denominator is already that of all of them.
-        return loss if num_items is None else loss * self.accelerator.num_processes
+        return loss if inputs.num_items is None else loss * self.accelerator.num_processes
 
-    def _log_update(self, inputs, logprobs, old_logprobs, entropy) -> None:
+    def _log_update(self, inputs: MicroBatch, logprobs, old_logprobs, advantages, entropy) -> None:
         mode = "train" if self.model.training else "eval"
         means = self._means[mode]
-        advantages = opd_advantages(
-            old_logprobs[:, None],
-            inputs["teacher_logprobs"][:, None],
-            inputs["base_advantages"],
-            weights=None if inputs["weights"] is None else inputs["weights"][:, None],
-            lambda_opd=self.args.lambda_opd,
-        ).squeeze(-1)
         ratio = torch.exp(logprobs - old_logprobs)
         low = (ratio < 1 - self.epsilon_low) & (advantages < 0)
         high = (ratio > 1 + self.epsilon_high) & (advantages > 0)
         means.add("clip_ratio/low_mean", low.float())
         means.add("clip_ratio/high_mean", high.float())
         means.add("clip_ratio/region_mean", (low | high).float())
-        means.add("distillation/gap_kept", old_logprobs - inputs["teacher_logprobs"])
+        means.add("distillation/gap_kept", old_logprobs - inputs.teacher_logprobs)
         means.add("distillation/advantage", advantages)
         means.add("entropy", entropy)
-        if inputs["engine_logprobs"] is not None:
-            gap = (old_logprobs - inputs["engine_logprobs"]).abs()
+        if inputs.engine_logprobs is not None:
+            gap = (old_logprobs - inputs.engine_logprobs).abs()
             means.add("sampling/sampling_logp_difference/mean", gap, torch.isfinite(gap))
         if mode == "eval" or self.accelerator.sync_gradients:
             self._flush(mode)
