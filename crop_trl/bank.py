@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from .methods import METHODS, Selection, SelectionSettings, select
@@ -77,10 +77,14 @@ class RolloutBank:
     @classmethod
     def load(cls, path: str | Path) -> "RolloutBank":
         """Read what [`RolloutBank.save`] wrote. Raises `ValueError` when the file is something else."""
-        with safe_open(str(path), framework="pt") as stored:
-            metadata = stored.metadata() or {}
-            tensors = {name: stored.get_tensor(name) for name in stored.keys()}
-        if "prompts" not in metadata or "loss_mask" not in tensors:
+        try:
+            with safe_open(str(path), framework="pt") as stored:
+                metadata = stored.metadata() or {}
+                tensors = {name: stored.get_tensor(name) for name in stored.keys()}
+        except (OSError, SafetensorError) as error:
+            message = f"{path} cannot be read as a rollout bank ({error}); delete it and sample again."
+            raise ValueError(message) from error
+        if "prompts" not in metadata or not {"loss_mask", "completion_ids"} <= set(tensors):
             raise ValueError(f"{path} is not a rollout bank; make one with examples/replay_selectors.py.")
         parts: dict[str, dict[int | None, dict[str, torch.Tensor]]] = {}
         for key, value in tensors.items():
@@ -123,7 +127,11 @@ def collect_bank(trainer, rows: Sequence[Mapping[str, Any]]) -> RolloutBank:
     trainer.model.train()
     try:
         prompt_ids, completion_ids, *_ = trainer._generate([row["prompt"] for row in inputs])
-        needs = sorted({need for method in METHODS.values() for need in method.needs})
+        needs = {need for method in METHODS.values() for need in method.needs}
+        if len({tuple(ids) for ids in prompt_ids}) <= trainer.args.credit_num_negatives:
+            # Too few prompts to draw unrelated ones from; methods that need them are left out of a replay.
+            needs.discard("teacher/negative")
+        needs = sorted(needs)
         signals = trainer.score_rollout(inputs, prompt_ids, completion_ids, needs)
     finally:
         trainer.model.train(was_training)

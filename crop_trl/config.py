@@ -1,5 +1,7 @@
 """Configuration of [`~crop_trl.CROPTrainer`]: GRPO's, with the paper's recipe as defaults."""
 
+import json
+import math
 import warnings
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +25,26 @@ _FIXED = {
     "off_policy_mask_threshold": (None, "it would drop whole responses behind the budget's back"),
     "vllm_importance_sampling_correction": (False, "it would drop whole responses; the gap to the engine is logged"),
 }
+
+
+def _check_number(name: str, value, low: float, whole: bool = False):
+    """Return a setting, or raise `ValueError` unless it is a finite number of at least `low`."""
+    kind = int if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value) or value < low:
+        raise ValueError(f"`{name}` must be a {'whole ' if whole else ''}number of at least {low}, got {value!r}.")
+    return value
+
+
+def _json_object(name: str, text: str) -> dict:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"`{name}` is not JSON ({error.msg}): {text!r}.") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"`{name}` must be a JSON object of keyword arguments, got {text!r}.")
+    return value
+
+
 _SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 
 
@@ -142,6 +164,8 @@ class CROPConfig(GRPOConfig):
     )
 
     def __post_init__(self):
+        if isinstance(self.teacher_init_kwargs, str):
+            self.teacher_init_kwargs = _json_object("teacher_init_kwargs", self.teacher_init_kwargs)
         self._check_own_fields()
         self._check_fixed_fields()
         if self.prompts_per_step is not None:
@@ -168,15 +192,26 @@ class CROPConfig(GRPOConfig):
         )
 
     def _check_own_fields(self) -> None:
+        if not isinstance(self.method, str):
+            raise ValueError(f"`method` must be the name of a method, got {self.method!r}.")
         get_method(self.method)
-        response_budget(0, self.retention_ratio, self.min_tokens)
-        for name in ("score_top_k", "score_tokens_per_batch", "credit_num_negatives"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"`{name}` must be at least 1, got {getattr(self, name)}.")
-        if self.max_prompt_length is not None and self.max_prompt_length < 1:
-            raise ValueError(f"`max_prompt_length` must be at least 1 or unset, got {self.max_prompt_length}.")
-        if self.lambda_opd < 0:
-            raise ValueError(f"`lambda_opd` must not be negative, got {self.lambda_opd}: 0 switches the teacher off.")
+        _check_number("retention_ratio", self.retention_ratio, 0)
+        response_budget(0, self.retention_ratio, _check_number("min_tokens", self.min_tokens, 1, whole=True))
+        for name in (
+            *("score_top_k", "score_tokens_per_batch", "credit_num_negatives", "num_generations", "num_iterations"),
+            *("max_completion_length", "per_device_train_batch_size", "gradient_accumulation_steps"),
+        ):
+            _check_number(name, getattr(self, name), 1, whole=True)
+        for name in ("max_prompt_length", "prompts_per_step", "steps_per_generation"):
+            if getattr(self, name) is not None:
+                _check_number(name, getattr(self, name), 1, whole=True)
+        for name in ("selector_seed", "credit_seed"):
+            _check_number(name, getattr(self, name), 0, whole=True)
+        for name in ("lambda_opd", "epsilon", "epsilon_high"):
+            _check_number(name, getattr(self, name), 0)
+        _check_number("iw_max_weight", self.iw_max_weight, 1)
+        if self.credit_lambda is not None:
+            _check_number("credit_lambda", self.credit_lambda, 0)
         if self.teacher_placement != "resident":
             raise ValueError(f"`teacher_placement` {self.teacher_placement!r} is not known: choose 'resident'.")
         if self.teacher_server_urls:
@@ -196,13 +231,10 @@ class CROPConfig(GRPOConfig):
                 f"`router_aux_loss_coef={self.router_aux_loss_coef}` does not work here, the distillation loss has no "
                 "load-balancing term; leave it unset."
             )
-        changed = [
-            f"{name}={getattr(self, name)}"
-            for name, neutral in (("temperature", 1.0), ("top_p", 1.0), ("top_k", 0), ("repetition_penalty", 1.0))
-            if getattr(self, name) != neutral
-        ]
-        if self.min_p:
-            changed.append(f"min_p={self.min_p}")
+        neutral = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0, "min_p": None}
+        changed = [f"{name}={getattr(self, name)}" for name, same in neutral.items() if getattr(self, name) != same]
+        extra = self.generation_kwargs if isinstance(self.generation_kwargs, dict) else {}
+        changed += [f"{name}={value}" for name, value in extra.items()]
         if changed:
             warnings.warn(
                 f"Rollouts are sampled with {', '.join(changed)}: the student log-probabilities in the loss are then "
@@ -214,7 +246,7 @@ class CROPConfig(GRPOConfig):
         processes = get_int_from_env(_SIZES, 1)
         responses = prompts_per_step * self.num_generations
         per_micro_step = self.per_device_train_batch_size * processes
-        if prompts_per_step < 1 or responses % per_micro_step:
+        if responses % per_micro_step:
             raise ValueError(
                 f"`prompts_per_step` {prompts_per_step} x `num_generations` {self.num_generations} = {responses} "
                 f"responses do not divide into {processes} processes x `per_device_train_batch_size` "
@@ -228,6 +260,12 @@ class CROPConfig(GRPOConfig):
             raise ValueError(
                 f"`steps_per_generation` {per_generation} must be a multiple of `gradient_accumulation_steps` "
                 f"{accumulation}, so that every optimizer step sees tokens of one batch of rollouts only."
+            )
+        prompts = self.generation_batch_size // self.num_generations
+        if "teacher/negative" in get_method(self.method).needs and prompts <= self.credit_num_negatives:
+            raise ValueError(
+                f"`credit_num_negatives` {self.credit_num_negatives} needs as many other prompts in a batch of "
+                f"rollouts, which holds {prompts}; raise `prompts_per_step` or lower `credit_num_negatives`."
             )
         updates = self.windows_per_generation * self.num_iterations
         saves_by_step = str(getattr(self.save_strategy, "value", self.save_strategy)) == "steps"

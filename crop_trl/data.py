@@ -1,5 +1,6 @@
 """Checks on datasets and tokenizers that belong before anything expensive starts."""
 
+import importlib.util
 from collections import Counter
 from collections.abc import Sequence
 
@@ -11,28 +12,48 @@ from trl.trainer.utils import get_config_model_id
 from .signals import PROMPT_COLUMNS, prompt_variants, tokenize_variants
 
 
+def check_packages(report_to: Sequence[str], use_vllm: bool) -> None:
+    """Raise `ValueError` when a package that the settings ask for is not installed."""
+    wanted = [("report_to", name) for name in report_to if name in ("wandb", "tensorboard", "trackio")]
+    for setting, name in [*wanted, *([("use_vllm", "vllm")] if use_vllm else [])]:
+        if importlib.util.find_spec(name) is None:
+            raise ValueError(f"`{setting}` needs the package {name}, which is not installed: pip install {name}.")
+
+
 def check_columns(dataset, kinds: Sequence[str], method: str) -> None:
-    """
-    Raise `ValueError` unless the first row of `dataset` has every kind of prompt, in the singular or the plural column,
-    all conversational or all plain text.
-    """
-    row = next(iter(dataset), None)
-    if row is None:
-        raise ValueError("`train_dataset` is empty.")
-    prompts = {PROMPT_COLUMNS[kind]: prompt_variants(row, kind) for kind in kinds}
-    missing = [column for column, variants in prompts.items() if not variants]
+    """Raise `ValueError` unless `dataset` has a column for every kind of prompt, in the singular or the plural."""
+    if not isinstance(dataset, (datasets.Dataset, datasets.IterableDataset)):
+        raise ValueError(
+            f"`train_dataset` must be a datasets.Dataset or IterableDataset, got {type(dataset).__name__}; choose one "
+            "split of it, or make one with Dataset.from_list."
+        )
+    first = next(iter(dataset), None)
+    if first is None:
+        raise ValueError("`train_dataset` is empty; give it at least the prompts of one step.")
+    columns = [PROMPT_COLUMNS[kind] for kind in kinds]
+    missing = [c for c in columns if c not in first and (c == "prompt" or c + "s" not in first)]
     if missing:
         raise ValueError(
-            f"Method {method!r} needs the dataset columns {', '.join(prompts)}, but {', '.join(missing)} "
-            f"{'is' if len(missing) == 1 else 'are'} missing (there are: {', '.join(row)}); build the dataset from "
+            f"Method {method!r} needs the dataset columns {', '.join(columns)}, but {', '.join(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} missing (there are: {', '.join(first)}); build the dataset from "
             "triplet records, or choose a method that works on prompts alone, such as 'opd'."
         )
-    chat = [column for column, variants in prompts.items() if is_conversational({"prompt": variants[0]})]
-    if 0 < len(chat) < len(prompts):
+    if "prompts" in first:
+        raise ValueError("`prompts` is not a dataset column the trainer can take beside `prompt`; rename or drop it.")
+
+
+def is_chat(prompt, column: str) -> bool:
+    """Whether a prompt is a list of chat messages; plain text is the other thing it may be. Raises `ValueError`."""
+    if isinstance(prompt, str):
+        return False
+    well_formed = isinstance(prompt, list) and all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) and m.get("content") is not None for m in prompt
+    )
+    if not well_formed:
         raise ValueError(
-            f"The columns {', '.join(prompts)} must all be conversational or all plain text, but only "
-            f"{', '.join(chat)} holds chat messages."
+            f"`{column}` must hold text or a list of messages with role and content, got {str(prompt)[:80]!r}."
         )
+    return True
 
 
 def render_prompts(
@@ -113,26 +134,48 @@ def fit_prompts(
     Raises:
         `ValueError`: nothing is left, or a prompt is rendered differently from the others.
     """
-    suffix = generation_suffix(tokenizer, next(iter(dataset))["prompt"], chat_template_kwargs)
+    state: dict = {"chat": None, "suffix": None}
     dropped: Counter = Counter()
 
-    def reason_to_drop(ids_by_kind: dict) -> str | None:
+    def reason_to_drop(row: dict) -> str | None:
         for kind in kinds:
-            if not ids_by_kind[kind]:
-                return f"without {PROMPT_COLUMNS[kind]}"
+            column, variants = PROMPT_COLUMNS[kind], prompt_variants(row, kind)
+            if not variants:
+                return f"without {column}"
+            for prompt in variants:
+                chat = is_chat(prompt, column)
+                if not prompt or (not chat and not prompt.strip()):
+                    return f"with an empty {column}"
+                if state["chat"] is None:
+                    state["chat"] = chat
+                    state["suffix"] = generation_suffix(tokenizer, prompt, chat_template_kwargs)
+                if chat != state["chat"]:
+                    raise ValueError(
+                        f"Prompts must all be conversational or all plain text, but `{column}` of {str(prompt)[:60]!r} "
+                        "differs from the prompts before it."
+                    )
+        return None
+
+    def too_long(ids_by_kind: dict) -> str | None:
+        for kind in kinds:
             for ids in ids_by_kind[kind]:
-                check_rendering(PROMPT_COLUMNS[kind], ids, suffix)
+                check_rendering(PROMPT_COLUMNS[kind], ids, state["suffix"])
                 if max_prompt_length is not None and len(ids) > max_prompt_length:
                     return f"with a prompt longer than max_prompt_length {max_prompt_length} tokens"
         return None
 
     def fits(batch: dict[str, list]) -> list[bool]:
         rows = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
+        reasons = [reason_to_drop(row) for row in rows]
+        sound = [i for i, reason in enumerate(reasons) if reason is None]
         ids = {
-            kind: tokenize_variants(rows, kind, lambda p: render_prompts(tokenizer, p, chat_template_kwargs))
+            kind: tokenize_variants(
+                [rows[i] for i in sound], kind, lambda p: render_prompts(tokenizer, p, chat_template_kwargs)
+            )
             for kind in kinds
         }
-        reasons = [reason_to_drop({kind: ids[kind][i] for kind in kinds}) for i in range(len(rows))]
+        for place, i in enumerate(sound):
+            reasons[i] = too_long({kind: ids[kind][place] for kind in kinds})
         dropped.update(reason for reason in reasons if reason)
         return [reason is None for reason in reasons]
 

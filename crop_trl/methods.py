@@ -59,6 +59,7 @@ class SelectionContext:
 
 
 Signals = dict[str, object]
+PROMPTS = ("original", "paraphrase", "counterfactual")
 TokenFunction = Callable[[Signals, SelectionContext], torch.Tensor]
 
 
@@ -86,6 +87,15 @@ class Method:
     teacher_target: TokenFunction | None = None
 
     def __post_init__(self):
+        if isinstance(self.needs, str):
+            raise ValueError(f"`needs` must be a tuple of signal names, got the string {self.needs!r}.")
+        known = {f"{scorer}/{prompt}" for scorer in ("teacher", "student") for prompt in PROMPTS} | {"teacher/negative"}
+        for need in self.needs:
+            if need not in known:
+                raise ValueError(f"Unknown signal {need!r}: choose from {', '.join(sorted(known))}.")
+        for name in ("score", "weight", "teacher_target"):
+            if getattr(self, name) is not None and not callable(getattr(self, name)):
+                raise ValueError(f"`{name}` must be a function of (signals, ctx), got {getattr(self, name)!r}.")
         if "teacher/original" not in self.needs:
             object.__setattr__(self, "needs", ("teacher/original", *self.needs))
 
@@ -147,7 +157,9 @@ def register_method(name: str, method: Method) -> None:
     Raises:
         `ValueError`: the name is taken, or `method` is not a [`Method`].
     """
-    if name in METHODS:
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"The name of a method must be a non-empty string, got {name!r}.")
+    if name in METHODS or name == "base":
         raise ValueError(f"A method named {name!r} exists already; choose another name for yours.")
     if not isinstance(method, Method):
         raise ValueError(f"`register_method` takes a `Method`, got {type(method).__name__}.")
@@ -159,6 +171,16 @@ def get_method(name: str) -> Method:
     if name not in METHODS:
         raise ValueError(f"Unknown method {name!r}: choose one of {', '.join(sorted(METHODS))}.")
     return METHODS[name]
+
+
+def _per_token(value: torch.Tensor | None, what: str, name: str, like: torch.Tensor) -> torch.Tensor | None:
+    """Check that a method's function returned one number per token, and make it floating-point."""
+    if value is None:
+        return None
+    if not isinstance(value, torch.Tensor) or value.shape != like.shape:
+        got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+        raise ValueError(f"The {what} of method {name!r} must be a tensor of shape {tuple(like.shape)}, got {got}.")
+    return value if value.is_floating_point() else value.float()
 
 
 def select(
@@ -202,14 +224,18 @@ def select(
         raise ValueError(f"Method {name!r} needs the signals {', '.join(missing)}, which were not computed.")
     if rows is None:
         rows = torch.arange(loss_mask.size(0))
-    ctx = SelectionContext(loss_mask.bool(), settings, step, rows, gather)
-    score = method.score(signals, ctx) if method.score else None
-    weights = method.weight(signals, ctx) if method.weight else None
-    target = method.teacher_target(signals, ctx) if method.teacher_target else None
+    mask = loss_mask.bool()
+    # A clone, so that a method that writes to it changes nothing here.
+    ctx = SelectionContext(mask.clone(), settings, step, rows, gather)
+    functions = {"score": method.score, "weight": method.weight, "teacher_target": method.teacher_target}
+    score, weights, target = (
+        _per_token(function(signals, ctx), what, name, mask) if function else None
+        for what, function in functions.items()
+    )
     return Selection(
-        mask=ctx.loss_mask.clone()
+        mask=mask.clone()
         if score is None
-        else select_top_b(score, ctx.loss_mask, settings.retention_ratio, settings.min_tokens),
+        else select_top_b(score, mask, settings.retention_ratio, settings.min_tokens),
         scores=score,
         weights=weights,
         teacher_logprobs=signals["teacher/original"].sampled_logprobs if target is None else target,

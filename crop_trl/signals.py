@@ -40,10 +40,16 @@ def prompt_kinds(needs: Sequence[str]) -> list[str]:
 
 def prompt_variants(row: Mapping[str, Any], kind: str) -> list:
     """The prompts of one kind in a dataset row: those of the plural column, else the one of the singular, else none."""
-    several = row.get(PROMPT_COLUMNS[kind] + "s")
+    column = PROMPT_COLUMNS[kind]
+    several = row.get(column + "s") if kind != "original" else None
     if several:
+        if not isinstance(several, list) or isinstance(several[0], dict):
+            raise ValueError(
+                f"`{column}s` must hold a list of prompts in each row, got {str(several)[:80]!r}; for a single prompt "
+                f"use `{column}`."
+            )
         return list(several)
-    one = row.get(PROMPT_COLUMNS[kind])
+    one = row.get(column)
     return [] if one is None else [one]
 
 
@@ -92,11 +98,29 @@ def draw_negatives(
     return drawn
 
 
+def check_scored(scored, batch: int, scorer: str) -> None:
+    """Raise `ValueError` unless a scorer returned what [`TopKLogprobs`] promises for `batch` responses."""
+    what = f"The {scorer} scorer returned"
+    if not isinstance(scored, TopKLogprobs):
+        raise ValueError(f"{what} a {type(scored).__name__}; it must return a TopKLogprobs.")
+    for name in ("token_ids", "logprobs", "sampled_logprobs"):
+        if not isinstance(getattr(scored, name), torch.Tensor):
+            raise ValueError(f"{what} {name} as {type(getattr(scored, name)).__name__}; it must be a tensor.")
+    ids, logprobs, sampled = (tuple(x.shape) for x in (scored.token_ids, scored.logprobs, scored.sampled_logprobs))
+    if len(ids) != 3 or ids != logprobs or sampled != ids[:2] or ids[0] != batch or ids[2] < 1:
+        raise ValueError(
+            f"{what} token_ids {ids}, logprobs {logprobs} and sampled_logprobs {sampled} for {batch} responses; they "
+            "must be [B, T, K], [B, T, K] and [B, T] with K at least 1."
+        )
+
+
 def _spread(part: TopKLogprobs, rows: Sequence[int], batch: int) -> TopKLogprobs:
     """Put the scores of some rows in their places among all; the others carry an invalid mask."""
     if len(rows) == batch:
         return part
     index = torch.tensor(rows, device=part.token_ids.device)
+    if part.mask is None:
+        part.mask = torch.ones_like(part.sampled_logprobs, dtype=torch.bool)
     full = {}
     for f in fields(part):
         value = getattr(part, f.name)
@@ -149,6 +173,7 @@ def collect_signals(
             [ids for _, _, prompts in scorer_jobs for ids in prompts],
             [completion_ids[row] for _, rows, _ in scorer_jobs for row in rows],
         )
+        check_scored(scored, sum(len(rows) for _, rows, _ in scorer_jobs), scorer)
         start = 0
         for need, rows, _ in scorer_jobs:
             part = scored.rows(slice(start, start + len(rows)))

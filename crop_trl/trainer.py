@@ -9,7 +9,9 @@ tokens are projected onto the vocabulary; the loss is a mean over the selected t
 optimizer step.
 """
 
+import math
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -55,6 +57,16 @@ class _StepCounter(TrainerCallback):
             )
         self.trainer._step = state.global_step * args.gradient_accumulation_steps
         self.trainer._buffered_inputs = None
+
+    def on_step_end(self, args, state, control, **kwargs):
+        # Rollouts are not part of a checkpoint, so one in the middle of a batch of them could not be resumed; written
+        # all the same, it would push out a good one.
+        if control.should_save and state.global_step % (args.windows_per_generation * args.num_iterations):
+            control.should_save = False
+
+    def on_train_end(self, args, state, control, **kwargs):
+        if state.global_step == 0:
+            raise ValueError("No step was made: the dataset has fewer usable prompts than one step takes.")
 
 
 class CROPTrainer(GRPOTrainer):
@@ -108,8 +120,10 @@ class CROPTrainer(GRPOTrainer):
         for name in ("environment_factory", "rollout_func"):
             if kwargs.get(name) is not None:
                 raise ValueError(f"`{name}` is not supported: responses must follow the dataset's own prompts.")
+        data.check_packages(args.report_to, args.use_vllm)
         if not isinstance(teacher, (str, PreTrainedModel, Scorer)):
             raise ValueError(f"`teacher` must be a path, a model or a scorer, got {type(teacher).__name__}.")
+        self._check_adapter(model, kwargs.get("peft_config"))
         tokenizer = data.tokenizer_of(model, kwargs.get("processing_class"), "model", args.trust_remote_code)
         if isinstance(teacher, (str, PreTrainedModel)):
             theirs = data.tokenizer_of(
@@ -135,8 +149,17 @@ class CROPTrainer(GRPOTrainer):
         self.loss_is_scaled_for_ga = True
         self._means = {"train": RunningMeans(), "eval": RunningMeans()}
         self._seconds = {"prepare": 0.0, "update": 0.0}
+        self._clip_range = (1 - self.epsilon_low, 1 + self.epsilon_high)
         self.add_callback(_StepCounter(self))
 
+        coarse = {p.dtype for p in self.model.parameters() if p.requires_grad} & {torch.bfloat16, torch.float16}
+        if coarse:
+            warnings.warn(
+                f"The student's trainable weights are {str(coarse.pop()).removeprefix('torch.')}, where updates of "
+                f"`learning_rate` {args.learning_rate} can round to nothing; load it in float32 (bf16 then means "
+                "mixed precision).",
+                stacklevel=2,
+            )
         student = self.model.get_base_model() if is_peft_model(self.model) else self.model
         add_token_head(student)
         self._with_attention_mask = sees_padding(student.config)
@@ -152,6 +175,16 @@ class CROPTrainer(GRPOTrainer):
         }
 
     # ---------------------------------------------------------------- set-up
+
+    @staticmethod
+    def _check_adapter(model, peft_config) -> None:
+        configs = [peft_config] if peft_config is not None else list(getattr(model, "peft_config", {}).values())
+        for config in configs:
+            if getattr(config, "is_prompt_learning", False):
+                raise ValueError(
+                    f"`peft_config` {type(config).__name__} is not supported: it puts positions of its own before the "
+                    "prompt; use LoRA or another adapter of the weights."
+                )
 
     @staticmethod
     def _fit_prompts(dataset, tokenizer, args: CROPConfig):
@@ -186,11 +219,15 @@ class CROPTrainer(GRPOTrainer):
         if not isinstance(teacher, PreTrainedModel):
             return teacher
         entries = teacher.config.get_text_config().vocab_size
-        if entries <= max(self._tokenizer.get_vocab().values()):
+        sampled = self.model.config.get_text_config().vocab_size
+        if entries < sampled:
             raise ValueError(
-                f"The teacher has {entries} vocabulary entries, fewer than the student's tokenizer uses; choose a "
-                "teacher of the same family."
+                f"The teacher has {entries} vocabulary entries, fewer than the {sampled} that the student can sample; "
+                "choose a teacher of the same family."
             )
+        own = {id(parameter) for parameter in self.model.parameters()}
+        if any(id(parameter) in own for parameter in teacher.parameters()):
+            raise ValueError("Student and teacher share weights; pass a copy of the model, or its path, as `teacher`.")
         teacher = teacher.to(self.accelerator.device).eval().requires_grad_(False)
         return LocalScorer(
             teacher, self.args.score_top_k, self._tokenizer.pad_token_id, self.args.score_tokens_per_batch
@@ -246,16 +283,19 @@ class CROPTrainer(GRPOTrainer):
             rows=torch.arange(first_row, first_row + len(inputs)),
             gather=lambda values: gather_ragged(values, self.accelerator),
         )
+        self._check_finite(selection)
         student = signals.get("student/original")
+        student_logprobs = None if student is None else student.sampled_logprobs
         rollout = Rollout(
             prompt_ids,
             completion_ids,
             base_advantages=output["advantages"],
             selection=selection,
-            old_logprobs=None if student is None else student.sampled_logprobs,
+            # On policy the update's own log-probabilities are exact, dropout included.
+            old_logprobs=None if aligned else student_logprobs,
             engine_logprobs=output.get("sampling_per_token_logps"),
         )
-        self._log_selection(mode, signals, rollout, loss_mask)
+        self._log_selection(mode, signals, selection, loss_mask, student_logprobs)
         self._metrics[mode]["seconds/scoring"].append(time.perf_counter() - started)
         return {**output, "rollout": rollout}
 
@@ -289,20 +329,40 @@ class CROPTrainer(GRPOTrainer):
                 self.args.credit_seed,
                 self.state.global_step,
             )
-        with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
-            return collect_signals(needs, self.scorers, prompts, completion_ids)
+        # Without dropout, as the student sampled.
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+                return collect_signals(needs, self.scorers, prompts, completion_ids)
+        finally:
+            self.model.train(was_training)
 
-    def _log_selection(self, mode: str, signals, rollout: Rollout, loss_mask: torch.Tensor) -> None:
-        means, selection = self._means[mode], rollout.selection
+    def _check_finite(self, selection: methods.Selection) -> None:
+        """Stop before an update that would turn every weight into NaN, on all processes at once."""
+        sound = torch.isfinite(selection.teacher_logprobs)
+        if selection.weights is not None:
+            sound = sound & torch.isfinite(selection.weights)
+        bad = (selection.mask & ~sound).sum().reshape(1)
+        count = int(self.accelerator.reduce(bad, reduction="sum"))
+        if count:
+            raise ValueError(
+                f"{count} of the tokens to train have a teacher log-probability or weight that is not finite; load the "
+                "teacher in bfloat16 or float32 (`teacher_init_kwargs`), or mend the scorer or method they come from."
+            )
+
+    def _log_selection(self, mode: str, signals, selection, loss_mask: torch.Tensor, student_logprobs) -> None:
+        means = self._means[mode]
         means.add("selection/retention_ratio", selection.mask.float(), loss_mask)
         means.add("selection/tokens_per_response", selection.mask.sum(-1))
         for name, value in selection.measures.items():
             means.add(f"selection/{name}", value, loss_mask)
         means.add("scoring/residual_mass", residual_mass(signals["teacher/original"]), loss_mask)
-        if rollout.old_logprobs is not None:
-            gap = rollout.old_logprobs - selection.teacher_logprobs
+        if student_logprobs is not None:
+            gap = student_logprobs - selection.teacher_logprobs
             means.add("distillation/gap_dropped", gap, loss_mask & ~selection.mask)
-        self._flush(mode)
+        if mode == "train":
+            self._flush(mode)
         stats = getattr(self.scorers["teacher"], "stats", None)
         if stats is not None:
             for name in ("sequences", "forwards", "tokens", "padding_share"):
@@ -311,7 +371,8 @@ class CROPTrainer(GRPOTrainer):
 
     def _flush(self, mode: str) -> None:
         for name, value in self._means[mode].flush(self.accelerator).items():
-            self._metrics[mode][name].append(value)
+            if not math.isnan(value):
+                self._metrics[mode][name].append(value)
 
     # ---------------------------------------------------------------- update
 
@@ -331,8 +392,6 @@ class CROPTrainer(GRPOTrainer):
                 reduce=lambda counts: self.accelerator.reduce(counts, reduction="sum"),
                 with_attention_mask=self._with_attention_mask,
             )
-            per_step = [m.num_items for m in micro_batches[:: self.args.gradient_accumulation_steps]]
-            self._metrics["train"]["selection/selected_tokens"].append(torch.stack(per_step).double().mean().item())
             padding = sum(m.padding_share for m in micro_batches) / len(micro_batches)
             self._metrics["train"]["update/padding_share"].append(padding)
             self._buffered_inputs = micro_batches
@@ -389,8 +448,23 @@ class CROPTrainer(GRPOTrainer):
         if inputs.engine_logprobs is not None:
             gap = (old_logprobs - inputs.engine_logprobs).abs()
             means.add("sampling/sampling_logp_difference/mean", gap, torch.isfinite(gap))
-        if mode == "eval" or self.accelerator.sync_gradients:
-            self._flush(mode)
+        if mode == "eval":
+            # Evaluation logs means over all its tokens: summed here, reduced once in `log`.
+            means.add("loss", torch.maximum(-ratio * advantages, -ratio.clamp(*self._clip_range) * advantages))
+        else:
+            means.add("selection/selected_tokens", inputs.num_items.reshape(1))
+            if self.accelerator.sync_gradients:
+                self._flush(mode)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if not self.model.training:
+            for name, value in self._means["eval"].flush(self.accelerator).items():
+                if name != "loss":
+                    self._metrics["eval"][name].append(value)
+                    continue
+                # Trainer weighs batches by prompts, of which a batch of responses holds fewer than it counts.
+                logs.update({key: value for key in logs if key.endswith("_loss")})
+        super().log(logs, start_time)
 
     def training_step(self, model, inputs, num_items_in_batch):
         started = time.perf_counter()

@@ -99,6 +99,9 @@ def main() -> None:
             print(f"Reading {path}.")
             bank = RolloutBank.load(path)
         else:
+            if replay.bank_prompts < 1:
+                raise ValueError(f"`bank_prompts` must be at least 1, got {replay.bank_prompts}.")
+            path.parent.mkdir(parents=True, exist_ok=True)
             args.method = "crop"
             trainer = make_trainer(script, args, model)
             rows = trainer.train_dataset.select(range(min(replay.bank_prompts, len(trainer.train_dataset))))

@@ -7,15 +7,18 @@ Every field of the YAML file can be overridden on the command line, for instance
 `base` evaluates the student and trains nothing.
 """
 
+import importlib.util
 import json
 import os
 import sys
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 
 # A library that looks for its optional parts on the hub at every start would wait for it on a machine without one.
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
+from transformers.trainer_utils import get_last_checkpoint
 from trl import ModelConfig, TrlParser, get_peft_config
 
 from crop_trl import CROPConfig, CROPTrainer
@@ -72,6 +75,19 @@ class TrainConfig(CROPConfig):
         super().__post_init__()
 
 
+def _check_resume(args: TrainConfig) -> None:
+    """Read `resume_from_checkpoint` as a folder, or as true for the last checkpoint of the output folder."""
+    given = args.resume_from_checkpoint
+    if given is None or str(given).lower() == "false":
+        args.resume_from_checkpoint = None
+    elif str(given).lower() == "true":
+        args.resume_from_checkpoint = get_last_checkpoint(args.output_dir) if Path(args.output_dir).is_dir() else None
+        if args.resume_from_checkpoint is None:
+            raise ValueError(f"`resume_from_checkpoint` finds no checkpoint in `output_dir` {args.output_dir!r}.")
+    elif not Path(given).is_dir():
+        raise ValueError(f"`resume_from_checkpoint` {given!r} is no folder; give a checkpoint's, or true for the last.")
+
+
 def make_trainer(script: ScriptArguments, args: TrainConfig, model: ModelConfig) -> CROPTrainer:
     """Read the data, then the models. Raises `ValueError` with one sentence for what a user got wrong."""
     for name, value in (
@@ -81,7 +97,10 @@ def make_trainer(script: ScriptArguments, args: TrainConfig, model: ModelConfig)
     ):
         if not value:
             raise ValueError(f"`--{name}` is not set; give it on the command line or in the --config file.")
+    _check_resume(args)
     talk = args.process_index == 0
+    if script.heatmap and args.train and importlib.util.find_spec("matplotlib") is None:
+        raise ValueError("`heatmap` needs matplotlib; install crop-trl[viz], or set `--heatmap false`.")
     adapter = {
         "template": script.prompt_template,
         "conversational": script.conversational,
@@ -96,6 +115,12 @@ def make_trainer(script: ScriptArguments, args: TrainConfig, model: ModelConfig)
         eval_dataset, report = load_triplets(script.eval_dataset_name, script.eval_dataset_split, **adapter)
         if talk:
             print(f"Held-out triplets: {report}.")
+        if script.reward == "none" and talk:
+            print("Held-out accuracy is not measured: set `--reward accuracy` (`--reward_weights 0`: watch only).")
+    if not args.train and (eval_dataset is None or script.reward == "none"):
+        raise ValueError("`--method base` evaluates only; it needs `--eval_dataset_name` and `--reward accuracy`.")
+    # Inside `train`, so that every reporting backend has the starting point in the same log.
+    args.eval_on_start = args.train and eval_dataset is not None and script.reward != "none"
     reward = REWARDS[script.reward]
     args.model_init_kwargs = {
         "revision": model.model_revision,
@@ -113,11 +138,16 @@ def make_trainer(script: ScriptArguments, args: TrainConfig, model: ModelConfig)
     )
 
 
+ACCURACY = "eval_rewards/accuracy_reward/mean"
+
+
 def evaluate(trainer: CROPTrainer) -> float | None:
     """Accuracy of the student on the held-out problems, as it samples in training; `None` without any or a reward."""
     if trainer.eval_dataset is None or accuracy_reward not in trainer.reward_funcs:
         return None
-    return trainer.evaluate()["eval_rewards/accuracy_reward/mean"]
+    if trainer.accelerator.is_main_process:
+        print(f"Evaluating the student on {len(trainer.eval_dataset)} held-out problems.")
+    return trainer.evaluate()[ACCURACY]
 
 
 def save_heatmap(trainer: CROPTrainer, folder: Path) -> None:
@@ -135,22 +165,26 @@ def save_heatmap(trainer: CROPTrainer, folder: Path) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Parse, train, evaluate, draw."""
+    # Deprecations inside the libraries, which nobody who runs this script can act on.
+    warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*deprecated", category=FutureWarning)
     try:
         script, args, model = TrlParser((ScriptArguments, TrainConfig, ModelConfig)).parse_args_and_config(argv)
         trainer = make_trainer(script, args, model)
     except (ValueError, FileNotFoundError) as error:
         sys.exit(f"error: {error}")
 
-    before = evaluate(trainer)
     after = None
-    if args.train:
+    if not args.train:
+        before = evaluate(trainer)
+    else:
+        if args.eval_on_start and trainer.accelerator.is_main_process:
+            print(f"Evaluating the student on {len(trainer.eval_dataset)} held-out problems, then training.")
         trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+        before = next((entry[ACCURACY] for entry in trainer.state.log_history if ACCURACY in entry), None)
         trainer.save_model()
         # The log of the run, where evaluation looks for the truncation share of the last step.
         trainer.save_state()
         after = evaluate(trainer)
-    if script.heatmap and args.train:
-        save_heatmap(trainer, Path(args.output_dir))
     if trainer.accelerator.is_main_process:
         result = {
             "method": args.method if args.train else "base",
@@ -166,6 +200,10 @@ def main(argv: list[str] | None = None) -> None:
                 f"answers each: {before:.3f} before"
                 + ("." if after is None else f", {after:.3f} after {trainer.state.global_step} steps ({args.method}).")
             )
+
+    # Last, so that numbers and model are safe whatever becomes of a picture.
+    if script.heatmap and args.train:
+        save_heatmap(trainer, Path(args.output_dir))
 
 
 if __name__ == "__main__":

@@ -71,3 +71,14 @@ def test_a_file_that_is_no_bank(tmp_path):
     save_file({"x": torch.zeros(1)}, str(tmp_path / "x.safetensors"))
     with pytest.raises(ValueError, match="is not a rollout bank"):
         RolloutBank.load(tmp_path / "x.safetensors")
+
+
+def test_a_broken_file(tmp_path):
+    (tmp_path / "broken.safetensors").write_bytes(b"not a bank")
+    with pytest.raises(ValueError, match="cannot be read as a rollout bank"):
+        RolloutBank.load(tmp_path / "broken.safetensors")
+
+
+def test_one_prompt_leaves_out_what_needs_others(tmp_path):
+    bank = collect_bank(make_trainer(tmp_path), make_rows(1))
+    assert {"credit", "credit-budgeted"} == set(METHODS) - set(bank.runnable_methods())

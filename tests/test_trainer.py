@@ -116,11 +116,16 @@ def test_two_and_two_steps_are_four_with_several_updates_per_rollout(tmp_path):
     torch.testing.assert_close(flat_weights(four.model), flat_weights(resumed.model), rtol=0, atol=0)
 
 
-def test_a_checkpoint_inside_a_batch_of_rollouts_is_refused(tmp_path):
-    settings = {"save_strategy": "steps", "save_steps": 2, "num_iterations": 2}
+def test_no_checkpoint_inside_a_batch_of_rollouts(tmp_path):
+    settings = {"save_strategy": "steps", "save_steps": 2, "num_iterations": 2, "save_total_limit": 1}
     make_trainer(tmp_path, max_steps=3, **settings).train()
-    with pytest.raises(ValueError, match="in the middle of a batch of rollouts"):
-        make_trainer(tmp_path, max_steps=4, **settings).train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    # The end of training would save step 3 and push out step 2, from which alone a run can go on.
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
+    with pytest.raises(ValueError, match="in the middle of a batch of rollouts, which feeds 4 optimizer steps"):
+        make_trainer(tmp_path, max_steps=8, num_iterations=4).train(resume_from_checkpoint=True)
+    resumed = make_trainer(tmp_path, max_steps=4, **settings)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == 4
 
 
 def test_reusing_rollouts_moves_the_ratio(tmp_path):
@@ -249,3 +254,126 @@ def test_reports_to_tensorboard(tmp_path):
 def test_completions_are_logged(tmp_path):
     make_trainer(tmp_path, log_completions=True).train()
     assert list((tmp_path / "completions").glob("*.parquet"))
+
+
+def overflowing_teacher():
+    teacher = make_model(1, hidden=48)
+    with torch.no_grad():
+        teacher.model.norm.weight.fill_(float("inf"))
+    return teacher
+
+
+@pytest.mark.parametrize("method", ["opd", "crop"])
+def test_a_teacher_that_is_not_finite_stops_before_the_update(tmp_path, method):
+    trainer = make_trainer(tmp_path, method=method, teacher=overflowing_teacher())
+    before = flat_weights(trainer.model)
+    with pytest.raises(ValueError, match="log-probability or weight that is not finite; load the teacher in bfloat16"):
+        trainer.train()
+    assert torch.equal(before, flat_weights(trainer.model))
+
+
+def test_dropout_does_not_reach_the_ratio_on_policy(tmp_path):
+    """Student signals come from a pass of their own, the rollout-time log-probabilities from the update."""
+    torch.manual_seed(0)
+    adapter = LoraConfig(
+        r=4, lora_alpha=64, lora_dropout=0.3, init_lora_weights=False, target_modules=["q_proj", "v_proj", "o_proj"]
+    )
+    trainer = make_trainer(tmp_path, method="tip", peft_config=adapter)
+    trainer.train()
+    assert metric(trainer, "clip_ratio/region_mean") == [0.0]
+    assert len(metric(trainer, "distillation/gap_dropped")) == 1
+
+
+def test_what_cannot_work_is_refused(tmp_path):
+    from peft import PromptTuningConfig
+
+    student = make_model(0)
+    with pytest.raises(ValueError, match="Student and teacher share weights"):
+        make_trainer(tmp_path, student=student, teacher=student)
+    with pytest.raises(ValueError, match="PromptTuningConfig is not supported"):
+        make_trainer(tmp_path, peft_config=PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM"))
+    with pytest.raises(ValueError, match="58 vocabulary entries, fewer than the 100"):
+        make_trainer(tmp_path, student=make_model(0, vocab=100))
+    with pytest.warns(UserWarning, match="trainable weights are bfloat16"):
+        make_trainer(tmp_path, student=make_model(0).to(torch.bfloat16))
+
+
+def test_a_copy_of_the_student_runs_its_own_weights(tmp_path):
+    import copy
+
+    from crop_trl.scoring.head import add_token_head, has_token_head
+
+    model = make_model(0)
+    add_token_head(model)
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        model.model.norm.weight.zero_()
+    ids = torch.tensor([[5, 6, 7]])
+    assert torch.equal(twin(ids).logits, make_model(0)(ids).logits)
+    # What pickle leaves out is put back, and not taken for there.
+    del twin.forward
+    assert not has_token_head(twin)
+    add_token_head(twin)
+    assert has_token_head(twin)
+
+
+class Wrong:
+    """A scorer whose answers have one thing wrong."""
+
+    def __init__(self, change):
+        self.change = change
+        from crop_trl.scoring.local import LocalScorer
+
+        self.inner = LocalScorer(make_model(1, hidden=48), 4, 0)
+
+    def score(self, prompt_ids, completion_ids):
+        return self.change(self.inner.score(prompt_ids, completion_ids))
+
+
+def with_column(scored):
+    scored.sampled_logprobs = scored.sampled_logprobs.unsqueeze(-1)
+    return scored
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (with_column, r"sampled_logprobs \(24, 12, 1\) for 24 responses; they must be"),
+        (lambda scored: scored.rows(slice(0, 1)), "for 24 responses"),
+        (lambda scored: None, "returned a NoneType; it must return a TopKLogprobs"),
+    ],
+)
+def test_a_scorer_that_breaks_its_promise(tmp_path, change, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        make_trainer(tmp_path, teacher=Wrong(change)).train()
+
+
+def test_evaluation_loss_is_the_mean_over_tokens(tmp_path):
+    """Batches of unequal length: the token mean of the advantages, with the sign turned."""
+    trainer = make_trainer(tmp_path, eval_dataset=make_rows(5, seed=9))
+    result = trainer.evaluate()
+    assert result["eval_loss"] == pytest.approx(-result["eval_distillation/advantage"], rel=1e-6)
+
+
+def test_rows_that_cannot_be_used_leave_and_are_counted(tmp_path, capsys):
+    rows = make_rows(16, conversational=False).to_list()
+    rows[0]["paraphrase_prompt"] = None
+    rows[1]["counterfactual_prompt"] = " "
+    from datasets import Dataset
+
+    trainer = make_trainer(tmp_path, rows=Dataset.from_list(rows), disable_tqdm=False)
+    assert len(trainer.train_dataset) == 14
+    printed = capsys.readouterr().out
+    assert "1 without paraphrase_prompt" in printed and "1 with an empty counterfactual_prompt" in printed
+    for row in rows:
+        row["counterfactual_prompts"] = "what is 3 plus 4"
+    with pytest.raises(ValueError, match="`counterfactual_prompts` must hold a list of prompts in each row"):
+        make_trainer(tmp_path, rows=Dataset.from_list(rows))
+
+
+def test_streaming_without_a_usable_row_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="No step was made"):
+        make_trainer(tmp_path, rows=make_rows(16).to_iterable_dataset(), max_prompt_length=2).train()
+    trainer = make_trainer(tmp_path, rows=make_rows(16).to_iterable_dataset(), max_steps=2)
+    trainer.train()
+    assert trainer.state.global_step == 2

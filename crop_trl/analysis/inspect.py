@@ -17,8 +17,8 @@ def inspect_response(trainer, row: Mapping[str, Any]) -> ResponseHeatmap:
     """
     Sample one response to a triplet, score it after its three prompts, and mark what the trainer's method keeps.
 
-    A method that keeps every token is shown with the tokens that `crop` would keep, since outlining all says nothing.
-    Every process has to call this, whatever it does with the result.
+    A method that ranks against unrelated prompts needs a batch, so the tokens that `crop` would keep are shown instead,
+    and the note says so. Every process has to call this, whatever it does with the result.
 
     Args:
         trainer ([`~crop_trl.CROPTrainer`]):
@@ -29,10 +29,11 @@ def inspect_response(trainer, row: Mapping[str, Any]) -> ResponseHeatmap:
     Returns:
         [`~crop_trl.analysis.heatmap.ResponseHeatmap`]
     """
-    method = trainer.args.method if get_method(trainer.args.method).score else "crop"
-    if any(need.endswith("/negative") for need in get_method(method).needs):
-        # Unrelated prompts come from a batch, and one response has none.
-        method = "crop"
+    trained = trainer.args.method
+    needs_batch = "teacher/negative" in get_method(trained).needs
+    method = trained
+    if needs_batch:
+        method = "crop" if get_method(trained).score else "opd"
     prompt_ids = {
         kind: tokenize_variants([row], kind, lambda prompts: trainer._tokenize_prompts(prompts)[0])
         for kind in prompt_kinds(_TRIPLET)
@@ -57,5 +58,5 @@ def inspect_response(trainer, row: Mapping[str, Any]) -> ResponseHeatmap:
         paraphrase_prompt=prompt_variants(row, "paraphrase")[0],
         counterfactual_prompt=prompt_variants(row, "counterfactual")[0],
         note=f"Framed: the {share:.0%} of this response that method {method!r} trains, after step "
-        f"{trainer.state.global_step}.",
+        f"{trainer.state.global_step}." + ("" if method == trained else f" The run used {trained!r}."),
     )

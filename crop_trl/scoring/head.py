@@ -46,6 +46,11 @@ def sees_padding(config) -> bool:
     return not getattr(text, "is_causal", True) or bool(getattr(text, "use_bidirectional_attention", False))
 
 
+def has_token_head(model) -> bool:
+    """Whether [`add_token_head`] was applied; a model that went through pickle has lost it."""
+    return getattr(getattr(model.forward, "__func__", None), "is_token_head", False)
+
+
 def add_token_head(model: PreTrainedModel) -> None:
     """
     Teach `model` to project chosen positions; its ordinary forward, and so `generate`, stay as they were.
@@ -59,19 +64,25 @@ def add_token_head(model: PreTrainedModel) -> None:
         model ([`~transformers.PreTrainedModel`]):
             A causal language model, before DDP, FSDP, DeepSpeed or PEFT wrap it (for a PEFT model: its base model).
     """
-    if getattr(model, "_has_token_head", False):
+    if has_token_head(model):
         return
-    original_forward = model.forward
+    # Not the bound method: a copy of the model must run its own weights.
+    original_forward = getattr(model.forward, "__func__", None) or type(model).forward
     softcap, scale = head_transform(model.config)
 
     # `generate` reads the signature to learn which arguments a model takes.
     @functools.wraps(type(model).forward)
     def forward(self, *args, head_positions=None, head_targets=None, top_k=None, **kwargs):
         if head_positions is None:
-            return original_forward(*args, **kwargs)
+            return original_forward(self, *args, **kwargs)
         kwargs.pop("labels", None)
         kwargs["use_cache"] = False
         hidden = self.base_model(*args, **kwargs).last_hidden_state
+        if hidden.shape[:2] != kwargs["input_ids"].shape:
+            raise ValueError(
+                f"The model turned {tuple(kwargs['input_ids'].shape)} tokens into {tuple(hidden.shape[:2])} positions; "
+                "adapters that put tokens of their own before the prompt, such as prompt tuning, are not supported."
+            )
         # Looked up at each call: FSDP and PEFT replace the head after patching.
         head = self.get_output_embeddings()
         weight, bias = head.weight, head.bias
@@ -91,5 +102,5 @@ def add_token_head(model: PreTrainedModel) -> None:
             )
         return TokenHeadOutput(logprobs=logprobs, entropy=entropy)
 
+    forward.is_token_head = True
     model.forward = types.MethodType(forward, model)
-    model._has_token_head = True

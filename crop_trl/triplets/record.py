@@ -54,14 +54,20 @@ def unwrap_problem(text: str, template: str = DEFAULT_PROMPT_TEMPLATE) -> str:
 def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
     """Read a JSONL file. Raises [`TripletFormatError`] naming the line that is not a JSON object."""
     records = []
-    with open(path, encoding="utf-8") as lines:
+    # Bytes, so that a line in another encoding can be named; a byte order mark at the start is read over.
+    with open(path, "rb") as lines:
         for number, line in enumerate(lines, start=1):
+            if number == 1:
+                line = line.removeprefix(b"\xef\xbb\xbf")
             if not line.strip():
                 continue
             try:
-                record = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise TripletFormatError(f"{path}, line {number} is not JSON ({error.msg}); mend or drop it.") from None
+                record = json.loads(line.decode("utf-8"))
+            except UnicodeDecodeError:
+                raise TripletFormatError(f"{path}, line {number} is not UTF-8 text; is it a JSONL file?") from None
+            except (ValueError, RecursionError) as error:
+                reason = getattr(error, "msg", None) or str(error).splitlines()[0]
+                raise TripletFormatError(f"{path}, line {number} is not JSON ({reason}); mend or drop it.") from None
             if not isinstance(record, dict):
                 raise TripletFormatError(f"{path}, line {number} holds a {type(record).__name__}, not a JSON object.")
             records.append(record)
@@ -121,7 +127,9 @@ def reason_to_drop(record: Mapping[str, Any]) -> str | None:
 
 def _variants(record: Mapping[str, Any], name: str, count: int) -> list[str]:
     """The record's own text and those of its alternates, at most `count` different ones."""
-    texts = [record[name], *(other.get(name) for other in record.get("alternates") or [])]
+    alternates = record.get("alternates")
+    alternates = [other for other in alternates if isinstance(other, Mapping)] if isinstance(alternates, list) else []
+    texts = [record[name], *(other.get(name) for other in alternates)]
     return list(dict.fromkeys(text for text in texts if isinstance(text, str) and text.strip()))[:count]
 
 
@@ -196,7 +204,10 @@ def build_dataset(
             rows.append(to_row(record, template, conversational, counterfactuals, paraphrases))
     report.kept = len(rows)
     if not rows:
-        raise ValueError(f"No triplet is fit for training: {report}.")
+        raise ValueError(
+            f"No triplet is fit for training: {report}; a record needs the texts {', '.join(PROBLEM_FIELDS)}, and "
+            f"{', '.join(FLAGS)} set to true."
+        )
     return datasets.Dataset.from_list(rows), report
 
 
@@ -211,9 +222,17 @@ def load_records(source: str, split: str = "train") -> list[dict[str, Any]]:
     path = Path(source)
     if path.is_file():
         return read_jsonl(path)
+    if path.is_dir():
+        raise ValueError(f"`dataset_name` {source!r} is a folder; give the JSONL file in it.")
     if path.suffix in (".json", ".jsonl") or source.startswith((".", "/", "~")):
         raise FileNotFoundError(f"`dataset_name` {source!r} does not exist; give a JSONL file or a hub dataset's name.")
-    return list(datasets.load_dataset(source, split=split))
+    try:
+        return list(datasets.load_dataset(source, split=split))
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"`dataset_name` {source!r} is no file here, and no dataset of that name can be loaded from the hub "
+            f"({str(error).splitlines()[0]})."
+        ) from error
 
 
 def load_triplets(

@@ -68,7 +68,7 @@ REJECTED = {"original_problem": "a", "paraphrase_problem": "b", "counterfactual_
 MISTAKES = {
     "unknown method": (["--method", "crpo"], "Unknown method 'crpo': choose one of cf-opd, credit"),
     "ratio": (["--retention_ratio", "1.2"], "`retention_ratio` must lie in (0, 1], got 1.2"),
-    "K": (["--score_top_k", "0"], "`score_top_k` must be at least 1, got 0"),
+    "K": (["--score_top_k", "0"], "`score_top_k` must be a whole number of at least 1, got 0"),
     "KL": (["--beta", "0.1"], "`beta=0.1` does not work here, there is no KL term"),
     "loss type": (["--loss_type", "grpo"], "`loss_type='grpo'` does not work here"),
     "importance sampling": (
@@ -100,6 +100,14 @@ MISTAKES = {
         ["--prompts_per_step", "2048"],
         "1024 prompts are fewer than one step takes (2048)",
     ),
+    "negative weight": (["--iw_max_weight", "-3"], "`iw_max_weight` must be a number of at least 1, got -3.0"),
+    "teacher settings": (["--teacher_init_kwargs", "[1]"], "`teacher_init_kwargs` must be a JSON object"),
+    "no unrelated prompt": (
+        ["--method", "credit", "--credit_num_negatives", "16"],
+        "`credit_num_negatives` 16 needs as many other prompts in a batch of rollouts, which holds 16",
+    ),
+    "no such checkpoint": (["--resume_from_checkpoint", "./none"], "`resume_from_checkpoint` './none' is no folder"),
+    "nothing to resume": (["--resume_from_checkpoint", "true"], "`resume_from_checkpoint` finds no checkpoint in"),
     "server": (["--teacher_server_urls", "http://localhost:1"], "`teacher_server_urls` is not supported yet"),
 }
 
