@@ -86,8 +86,10 @@ def test_passes_of_a_step(tmp_path):
         assert sum(updates) == metric(trainer, "selection/selected_tokens")[0]
 
 
-def test_two_and_two_steps_are_four(tmp_path):
-    settings = {"save_strategy": "steps", "save_steps": 2}
+@pytest.mark.parametrize("method", ["crop", "credit", "random", "tip"])
+def test_two_and_two_steps_are_four(tmp_path, method):
+    """Prompts, draws, masks and weights go on as if nothing had happened."""
+    settings = {"save_strategy": "steps", "save_steps": 2, "method": method}
     four = make_trainer(tmp_path / "four", max_steps=4, **settings)
     four.train()
     make_trainer(tmp_path / "two", max_steps=2, **settings).train()
