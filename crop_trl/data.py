@@ -197,6 +197,35 @@ def fit_prompts(
     return kept
 
 
+def prepare_prompts(dataset, kinds: Sequence[str], tokenizer, args):
+    """
+    Check the training prompts and leave out those that cannot be used, before any model is loaded.
+
+    Args:
+        dataset: The training dataset.
+        kinds (sequence of `str`): Kinds of prompt that the method reads.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*): The student's; `None` skips the length limit.
+        args ([`~crop_trl.CROPConfig`]): Length limit, chat template arguments, batch sizes.
+
+    Returns:
+        The dataset to train on.
+
+    Raises:
+        `ValueError`: a column is missing, or fewer prompts are left than one step takes.
+    """
+    check_columns(dataset, kinds, args.method)
+    if tokenizer is not None:
+        talk = args.process_index == 0 and not args.disable_tqdm
+        dataset = fit_prompts(dataset, kinds, tokenizer, args.max_prompt_length, args.chat_template_kwargs, talk)
+    prompts_per_batch = args.generation_batch_size // args.num_generations
+    if isinstance(dataset, datasets.Dataset) and len(dataset) < prompts_per_batch:
+        raise ValueError(
+            f"{len(dataset)} prompts are fewer than one step takes ({prompts_per_batch}); lower "
+            "`prompts_per_step` or `per_device_train_batch_size`, or give more prompts."
+        )
+    return dataset
+
+
 def tokenizer_of(model, processing_class, setting: str, trust_remote_code: bool = False):
     """
     The tokenizer that belongs to a model given as a path or an instance, or `None` when nothing tells which it is.

@@ -11,18 +11,18 @@ optimizer step.
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object, is_peft_model
 from datasets import Dataset, IterableDataset
-from transformers import AutoModelForCausalLM, PreTrainedModel, TrainerCallback
+from transformers import PreTrainedModel
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
 from . import data, methods
+from .callbacks import StepCounter
 from .config import CROPConfig
 from .distributed import RunningMeans, gather_ragged
 from .divergence import residual_mass
@@ -30,6 +30,7 @@ from .loss import opd_advantages, sampled_opd_loss
 from .scoring import Scorer, TopKLogprobs
 from .scoring.head import add_token_head, sees_padding
 from .scoring.local import LocalScorer
+from .scoring.models import check_adapter, make_teacher, warn_of_coarse_weights
 from .signals import NEGATIVE, PROMPT_COLUMNS, collect_signals, draw_negatives, prompt_kinds, tokenize_variants
 from .update import MicroBatch, Rollout, cut_rollout, make_micro_batch
 
@@ -40,33 +41,6 @@ _EVALUATION_METHOD = "opd"
 def no_reward(completions: list, **kwargs) -> list[float]:
     """Reward of 0 for every response: distillation needs none, but GRPO asks for one."""
     return [0.0] * len(completions)
-
-
-class _StepCounter(TrainerCallback):
-    """Puts the trainer's count of forward passes back where a checkpoint left it."""
-
-    def __init__(self, trainer: "CROPTrainer"):
-        self.trainer = trainer
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        updates = args.windows_per_generation * args.num_iterations
-        if state.global_step % updates:
-            raise ValueError(
-                f"The checkpoint at step {state.global_step} lies in the middle of a batch of rollouts, which feeds "
-                f"{updates} optimizer steps and is not saved; resume from a step that is a multiple of {updates}."
-            )
-        self.trainer._step = state.global_step * args.gradient_accumulation_steps
-        self.trainer._buffered_inputs = None
-
-    def on_step_end(self, args, state, control, **kwargs):
-        # Rollouts are not part of a checkpoint, so one in the middle of a batch of them could not be resumed; written
-        # all the same, it would push out a good one.
-        if control.should_save and state.global_step % (args.windows_per_generation * args.num_iterations):
-            control.should_save = False
-
-    def on_train_end(self, args, state, control, **kwargs):
-        if state.global_step == 0:
-            raise ValueError("No step was made: the dataset has fewer usable prompts than one step takes.")
 
 
 class CROPTrainer(GRPOTrainer):
@@ -123,7 +97,7 @@ class CROPTrainer(GRPOTrainer):
         data.check_packages(args.report_to, args.use_vllm)
         if not isinstance(teacher, (str, PreTrainedModel, Scorer)):
             raise ValueError(f"`teacher` must be a path, a model or a scorer, got {type(teacher).__name__}.")
-        self._check_adapter(model, kwargs.get("peft_config"))
+        check_adapter(model, kwargs.get("peft_config"))
         tokenizer = data.tokenizer_of(model, kwargs.get("processing_class"), "model", args.trust_remote_code)
         if isinstance(teacher, (str, PreTrainedModel)):
             theirs = data.tokenizer_of(
@@ -132,7 +106,8 @@ class CROPTrainer(GRPOTrainer):
             if tokenizer is not None and theirs is not None:
                 data.check_same_tokenizer(tokenizer, theirs)
         if train_dataset is not None:
-            train_dataset = self._fit_prompts(train_dataset, tokenizer, args)
+            kinds = prompt_kinds(methods.get_method(args.method).needs)
+            train_dataset = data.prepare_prompts(train_dataset, kinds, tokenizer, args)
         super().__init__(
             model=model,
             reward_funcs=no_reward if reward_funcs is None or reward_funcs == [] else reward_funcs,
@@ -150,21 +125,14 @@ class CROPTrainer(GRPOTrainer):
         self._means = {"train": RunningMeans(), "eval": RunningMeans()}
         self._seconds = {"prepare": 0.0, "update": 0.0}
         self._clip_range = (1 - self.epsilon_low, 1 + self.epsilon_high)
-        self.add_callback(_StepCounter(self))
+        self.add_callback(StepCounter(self))
 
-        coarse = {p.dtype for p in self.model.parameters() if p.requires_grad} & {torch.bfloat16, torch.float16}
-        if coarse:
-            warnings.warn(
-                f"The student's trainable weights are {str(coarse.pop()).removeprefix('torch.')}, where updates of "
-                f"`learning_rate` {args.learning_rate} can round to nothing; load it in float32 (bf16 then means "
-                "mixed precision).",
-                stacklevel=2,
-            )
+        warn_of_coarse_weights(self.model, args.learning_rate)
         student = self.model.get_base_model() if is_peft_model(self.model) else self.model
         add_token_head(student)
         self._with_attention_mask = sees_padding(student.config)
         self.scorers: dict[str, Scorer] = {
-            "teacher": self._make_teacher(teacher),
+            "teacher": make_teacher(teacher, self.model, args, self._tokenizer.pad_token_id, self.accelerator.device),
             "student": LocalScorer(
                 self.model,
                 args.score_top_k,
@@ -173,65 +141,6 @@ class CROPTrainer(GRPOTrainer):
                 context=self.accelerator.autocast,
             ),
         }
-
-    # ---------------------------------------------------------------- set-up
-
-    @staticmethod
-    def _check_adapter(model, peft_config) -> None:
-        configs = [peft_config] if peft_config is not None else list(getattr(model, "peft_config", {}).values())
-        for config in configs:
-            if getattr(config, "is_prompt_learning", False):
-                raise ValueError(
-                    f"`peft_config` {type(config).__name__} is not supported: it puts positions of its own before the "
-                    "prompt; use LoRA or another adapter of the weights."
-                )
-
-    @staticmethod
-    def _fit_prompts(dataset, tokenizer, args: CROPConfig):
-        """Check the training prompts and leave out the long ones, before any model is loaded."""
-        kinds = prompt_kinds(methods.get_method(args.method).needs)
-        data.check_columns(dataset, kinds, args.method)
-        if tokenizer is not None:
-            dataset = data.fit_prompts(
-                dataset,
-                kinds,
-                tokenizer,
-                args.max_prompt_length,
-                args.chat_template_kwargs,
-                show_progress=args.process_index == 0 and not args.disable_tqdm,
-            )
-        prompts_per_batch = args.generation_batch_size // args.num_generations
-        if isinstance(dataset, Dataset) and len(dataset) < prompts_per_batch:
-            raise ValueError(
-                f"{len(dataset)} prompts are fewer than one step takes ({prompts_per_batch}); lower "
-                "`prompts_per_step` or `per_device_train_batch_size`, or give more prompts."
-            )
-        return dataset
-
-    def _make_teacher(self, teacher: str | PreTrainedModel | Scorer) -> Scorer:
-        if isinstance(teacher, str):
-            init_kwargs = {
-                "dtype": "bfloat16" if self.args.bf16 else "float16" if self.args.fp16 else "float32",
-                "trust_remote_code": self.args.trust_remote_code,
-                **(self.args.teacher_init_kwargs or {}),
-            }
-            teacher = AutoModelForCausalLM.from_pretrained(teacher, **init_kwargs)
-        if not isinstance(teacher, PreTrainedModel):
-            return teacher
-        entries = teacher.config.get_text_config().vocab_size
-        sampled = self.model.config.get_text_config().vocab_size
-        if entries < sampled:
-            raise ValueError(
-                f"The teacher has {entries} vocabulary entries, fewer than the {sampled} that the student can sample; "
-                "choose a teacher of the same family."
-            )
-        own = {id(parameter) for parameter in self.model.parameters()}
-        if any(id(parameter) in own for parameter in teacher.parameters()):
-            raise ValueError("Student and teacher share weights; pass a copy of the model, or its path, as `teacher`.")
-        teacher = teacher.to(self.accelerator.device).eval().requires_grad_(False)
-        return LocalScorer(
-            teacher, self.args.score_top_k, self._tokenizer.pad_token_id, self.args.score_tokens_per_batch
-        )
 
     def _set_signature_columns_if_needed(self):
         super()._set_signature_columns_if_needed()
