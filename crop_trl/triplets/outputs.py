@@ -95,6 +95,10 @@ class OutputDirectory:
     def load_records(self) -> list[dict[str, Any]]:
         """All records, complete ones first."""
         self.load_run()
+        return self.stored_records()
+
+    def stored_records(self) -> list[dict[str, Any]]:
+        """What [`save_records`] wrote, complete ones first; nothing where there was no run."""
         return [record for path in (self.triplets, self.incomplete) if path.exists() for record in read_jsonl(path)]
 
     def load_reviews(self) -> dict[str, dict[str, Any]]:

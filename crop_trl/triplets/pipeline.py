@@ -146,6 +146,7 @@ async def _generate(settings: TripletSettings, progress: bool) -> RunResult:
                 f"{settings.model} with templates {templates.version} is asked anew where requests differ.",
                 file=sys.stderr,
             )
+        stored = output.stored_records()
         output.save_settings(settings, templates, problem_set)
         async with Client(settings, modes.get(settings.endpoint)) as client:
             run = Run(settings, templates, client, ledger, account)
@@ -157,9 +158,38 @@ async def _generate(settings: TripletSettings, progress: bool) -> RunResult:
                 and modes.get(settings.endpoint) != client.mode
             ):
                 await ledger.append({"endpoint": settings.endpoint, "mode": client.mode})
-        output.save_records(result.records)
+        records = result.records
+        if result.stopped or len(records) < len(stored):
+            records, kept = _with_stored(records, stored, problem_set, settings.deduplicate)
+            if kept:
+                print(
+                    f"{output.path}: kept {kept} records of earlier runs that this run did not finish; for this run's "
+                    "alone, name another `output`.",
+                    file=sys.stderr,
+                )
+        output.save_records(records)
         output.save_end(result.problems - len(result.records), result.stopped, result.error, client.retries)
     return result
+
+
+def _with_stored(
+    records: list[dict[str, Any]], stored: list[dict[str, Any]], problem_set: ProblemSet, deduplicated: bool
+) -> tuple[list[dict[str, Any]], int]:
+    """Records of a run and, where it has none, those stored before it; in the order of the input, others last."""
+    finished = {record["id"]: record for record in records}
+    ids = [problem.id for problem in problem_set.problems]
+    wanted = set(ids)
+    texts = {" ".join(problem.text.split()) for problem in problem_set.problems} if deduplicated else set()
+    kept = {
+        record["id"]: record
+        for record in stored
+        if record["id"] not in finished
+        # A duplicate that this run was told to leave out stays out.
+        and (record["id"] in wanted or " ".join(record["original_problem"].split()) not in texts)
+    }
+    merged = finished | kept
+    order = [id for id in ids if id in merged] + [id for id in kept if id not in wanted]
+    return [merged[id] for id in order], len(kept)
 
 
 @dataclass

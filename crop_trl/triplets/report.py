@@ -39,7 +39,7 @@ def build_report(
         Plain data, as it is written to `report.json`.
     """
     threshold = run["settings"]["threshold"]
-    total = run["input"]["problems"]
+    total = max(run["input"]["problems"], len(records))  # more records where a run of fewer problems kept earlier ones
     statuses = Counter(record["status"] for record in records)
     accepted = [record for record in records if record["validation_passed"] and record["usable_for_training"]]
     repair_eligible = statuses["repaired_pass"] + statuses["needs_review"] + statuses["pending_repair"]

@@ -18,6 +18,7 @@ from crop_trl.triplets.outputs import OutputDirectory
 from crop_trl.triplets.pipeline import generate_triplets
 from crop_trl.triplets.prompts import DEFAULT_TEMPLATES
 from crop_trl.triplets.record import DEFAULT_PROMPT_TEMPLATE, load_triplets, wrap_problem
+from crop_trl.triplets.report import build_report
 from crop_trl.triplets.settings import TripletSettings
 
 KEY = "sk-test-0123456789abcdef"
@@ -145,7 +146,33 @@ def test_a_rerun_without_an_endpoint_keeps_all_that_is_answered(start_server, pr
     result = generate("http://127.0.0.1:9/v1", source, tmp_path / "out", concurrency=2)
     assert "does not answer" in str(result.error)
     statuses = [record["status"] for record in OutputDirectory(tmp_path / "out").load_records()]
-    assert statuses == ["strict_pass"] * 6
+    assert statuses == ["strict_pass"] * 6 + ["pending_repair"] * 6
+
+
+def test_a_failed_or_limited_rerun_keeps_what_is_stored(start_server, problems, tmp_path, capsys):
+    source = problems(*(f"[plan:good] {n} and 1" for n in range(5)))
+    url, output = start_server("--model", "gpt-5.1"), OutputDirectory(tmp_path / "out")
+    first = generate(url, source, output.path)
+    stored = output.triplets.read_text()
+    assert len(stored.splitlines()) == 5
+    for changes, kept in (({"model": "other"}, 5), ({"limit": 2}, 3)):
+        capsys.readouterr()
+        generate(url, source, output.path, **changes)
+        assert f"kept {kept} records" in capsys.readouterr().err
+        assert output.triplets.read_text() == stored
+        report = build_report(output.load_records(), output.load_run(), Account(), {})
+        assert (report["problems"], report["unfinished"]) == (5, 0)
+    capsys.readouterr()
+    assert generate(url, source, output.path).records == first.records
+    assert "kept" not in capsys.readouterr().err
+
+
+def test_a_rerun_that_leaves_out_duplicates_does_not_keep_them(start_server, problems, tmp_path):
+    source = problems("[plan:good] 1 and 2", "[plan:good] 1  and 2", "[plan:good] 3 and 4")
+    url = start_server()
+    generate(url, source, tmp_path / "out")
+    generate(url, source, tmp_path / "out", deduplicate=True)
+    assert len(records_by_id(tmp_path / "out")) == 2
 
 
 def test_it_stops_when_the_endpoint_is_gone(start_server, problems, tmp_path):
