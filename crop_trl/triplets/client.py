@@ -238,7 +238,7 @@ class Client:
 
         finish_reason = payload["choices"][0].get("finish_reason")
         return Answer(
-            content=text(message.get("content")),
+            content=text(_joined(message.get("content"))),
             refusal=text(message.get("refusal")),
             finish_reason=text(finish_reason),
             usage=payload["usage"] if isinstance(payload.get("usage"), dict) else None,
@@ -263,6 +263,15 @@ def _first_message(payload: Mapping[str, Any]) -> dict[str, Any] | None:
     choice = choices[0] if isinstance(choices, list) and choices else None
     message = choice.get("message") if isinstance(choice, dict) else None
     return message if isinstance(message, dict) and message else None
+
+
+def _joined(content: Any) -> Any:
+    """A list of parts as the text of its text parts, `None` when it has none; anything else as it is."""
+    if not isinstance(content, list):
+        return content
+    texts = [part if isinstance(part, str) else part.get("text") for part in content if isinstance(part, (str, dict))]
+    texts = [text for text in texts if isinstance(text, str)]
+    return "".join(texts) if texts else None
 
 
 def _wait_time(backoff: tenacity.wait.wait_base):

@@ -112,6 +112,22 @@ def test_stopping_ends_a_wait(start_server):
     asyncio.run(work("http://127.0.0.1:9/v1"))
 
 
+@pytest.mark.parametrize(
+    ("content", "read"),
+    [
+        ([{"type": "text", "text": "a"}, {"type": "image"}, {"type": "text", "text": f"b{KEY}"}], "ab[key]"),
+        ([{"type": "thinking", "thinking": "hm"}, "c"], "c"),
+        ([{"type": "text", "text": None}, 7], None),
+        ([], None),
+        ("d", "d"),
+        (None, None),
+    ],
+)
+def test_parts_of_an_answer_are_joined(content, read):
+    payload = {"choices": [{"message": {"content": content}, "finish_reason": "stop"}]}
+    assert Client(settings("http://127.0.0.1:9/v1"))._read(payload, "text").content == read
+
+
 def test_redaction():
     redact = Redactor("sk-abc/def+12345")
     text = redact.message("a sk-abc/def+12345 b sk-abc%2Fdef%2B12345 c sk-abc***345 Bearer xyz\nd")
