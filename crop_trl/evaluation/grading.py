@@ -15,7 +15,7 @@ from typing import Any
 from .equivalence import Undecided, same
 from .equivalence import exact_scalars as exact
 from .grading_pool import shared_pool
-from .latex import MAX_DIGITS, braced, normalize, squeeze
+from .latex import MAX_DIGITS, MAX_LAYERS, braced, normalize, squeeze
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,11 @@ def extract_boxed(text: str) -> str | None:
     if not boxes:
         return None
     content = boxes[-1][2].strip()
-    while content.startswith(BOX) and braced(content, len(BOX) - 1) == len(content) - 1:
+    if len(content) > MAX_ANSWER_LENGTH:
+        return content
+    for _ in range(MAX_LAYERS):
+        if not content.startswith(BOX) or braced(content, len(BOX) - 1) != len(content) - 1:
+            break
         content = content[len(BOX) : -1].strip()
     return content or None
 
@@ -78,7 +82,11 @@ def _several_answers(text: str) -> bool:
     if len(boxes) < 2:
         return False
     (_, end, before), (start, _, last) = boxes[-2:]
-    return bool(_JOINT.match(text[end:start])) and squeeze(normalize(before)) != squeeze(normalize(last))
+    if not _JOINT.match(text[end:start]):
+        return False
+    if max(len(before), len(last)) > MAX_ANSWER_LENGTH:
+        return before.strip() != last.strip()
+    return squeeze(normalize(before)) != squeeze(normalize(last))
 
 
 def _joint_answer(text: str) -> str:
@@ -103,8 +111,11 @@ def _gold_text(gold: Any) -> str | None:
 
 def _plain_integer(text: str) -> tuple[str, str] | None:
     """Sign and digits of a plain integer, however long."""
-    match = re.fullmatch(r"\s*([+-]?)(?:0*)(\d+)\s*", text, re.ASCII)
-    return None if match is None else ("-" if match.group(1) == "-" and match.group(2) != "0" else "", match.group(2))
+    match = re.fullmatch(r"([+-]?)(\d+)", text.strip(), re.ASCII)
+    if match is None:
+        return None
+    digits = match.group(2).lstrip("0") or "0"
+    return "-" if match.group(1) == "-" and digits != "0" else "", digits
 
 
 def compare_answers(answer: str, gold: str) -> bool:
@@ -123,6 +134,8 @@ def compare_answers(answer: str, gold: str) -> bool:
     numbers = _plain_integer(answer), _plain_integer(gold)
     if None not in numbers:
         return numbers[0] == numbers[1]
+    if max(len(answer), len(gold)) > MAX_ANSWER_LENGTH:
+        return answer.strip() == gold.strip()
     answer, gold = normalize(answer), normalize(gold)
     if not answer or not gold:
         return False

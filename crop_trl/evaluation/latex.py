@@ -97,16 +97,21 @@ def brace_arguments(text: str) -> str:
     return "".join(out)
 
 
+# No answer is wrapped more often; peeling without end costs quadratic time.
+MAX_LAYERS = 20
+
+
 def strip_group(text: str) -> str:
     """Take off braces that enclose everything, and what surrounds a formula without being part of it."""
-    while True:
+    for _ in range(MAX_LAYERS):
         before = text
         text = text.strip().rstrip(".,;:").rstrip() if not text.endswith("\\ldots") else text.strip()
         if text.startswith("{") and braced(text, 0) == len(text) - 1:
             text = text[1:-1]
         text = text.removesuffix("\\\\").removeprefix("\\#").lstrip("#")
         if text == before:
-            return text
+            break
+    return text
 
 
 def normalize(text: str) -> str:

@@ -19,6 +19,8 @@ PLACEHOLDER = "{problem}"
 # Asks for \boxed{}, since that is where evaluation looks for the answer. Training, triplets and evaluation share it.
 DEFAULT_PROMPT_TEMPLATE = PLACEHOLDER + "\n\nWork through the problem and write the final answer inside \\boxed{}."
 
+_MARGIN = " \t\n"  # not all of str.strip(): other white space is screened as control characters
+
 PROBLEM_FIELDS = ("original_problem", "paraphrase_problem", "counterfactual_problem")
 PROMPT_COLUMNS = ("prompt", "paraphrase_prompt", "counterfactual_prompt")
 FLAGS = ("triplet_complete", "usable_for_training", "validation_passed")
@@ -44,10 +46,18 @@ def wrap_problem(problem: str, template: str = DEFAULT_PROMPT_TEMPLATE) -> str:
 
 
 def unwrap_problem(text: str, template: str = DEFAULT_PROMPT_TEMPLATE) -> str:
-    """Take the answer-format wrapper off again; a text that does not carry it comes back unchanged."""
-    before, after = template.split(PLACEHOLDER)
-    if len(text) >= len(before) + len(after) and text.startswith(before) and text.endswith(after):
-        return text[len(before) : len(text) - len(after)]
+    """
+    Take the answer-format wrapper off again, however often it is there; a text without it comes back unchanged.
+
+    Spaces, tabs and newlines around the text and at the ends of the wrapper's halves do not matter, and none are left
+    around what was wrapped.
+    """
+    before, after = (part.strip(_MARGIN) for part in template.split(PLACEHOLDER))
+    while before or after:
+        bare = text.strip(_MARGIN)
+        if len(bare) < len(before) + len(after) or not (bare.startswith(before) and bare.endswith(after)):
+            break
+        text = bare[len(before) : len(bare) - len(after)].strip(_MARGIN)
     return text
 
 

@@ -21,6 +21,7 @@ from crop_trl.triplets.record import (
     unwrap_problem,
     wrap_problem,
 )
+from crop_trl.triplets.source import DAPO_TEMPLATE
 
 
 def record(**changes) -> dict:
@@ -62,7 +63,19 @@ def test_wrapper_round_trip(before, problem, after):
             check_template(template)
         return
     assert wrap_problem(problem, template) == before + problem + after
-    assert unwrap_problem(wrap_problem(problem, template), template) == problem
+    # White space at the margins apart, and what the problem itself has of the wrapper goes as well.
+    unwrapped = unwrap_problem(wrap_problem(problem, template), template)
+    assert unwrapped.strip(" \t\n") == unwrap_problem(problem, template).strip(" \t\n")
+    assert unwrap_problem(unwrapped, template) == unwrapped
+
+
+@pytest.mark.parametrize("template", [DEFAULT_PROMPT_TEMPLATE, DAPO_TEMPLATE, "Q:\n{problem}\nA:\n"])
+def test_white_space_around_a_wrapper_does_not_hide_it(template):
+    wrapped = wrap_problem("1 + 1 = ?", template)
+    for text in (f"{wrapped}\n", f" \n{wrapped}\t ", wrapped.strip(), wrap_problem(f"{wrapped}\n", template)):
+        assert unwrap_problem(text, template) == "1 + 1 = ?"
+    assert unwrap_problem(" 1 + 1 = ?\n", template) == " 1 + 1 = ?\n"
+    assert unwrap_problem(f"{wrapped}\x0c", template) == f"{wrapped}\x0c"
 
 
 @pytest.mark.parametrize("problem", ["Let {a} and \\frac{1}{2}", "{problem}", "{", "{0} {}", "%s $x \\1 \\g<0>", ""])
