@@ -25,6 +25,8 @@ REQUIRED = {
 PLACEHOLDERS = tuple(dict.fromkeys(name for names in REQUIRED.values() for name in names))
 _PLACEHOLDER = re.compile(r"\{(" + "|".join(PLACEHOLDERS) + r")\}")
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
 FEEDBACK_OPENING = """
 <feedback>
 An earlier attempt at this problem was turned down. Take the reasons below into account: mend what can be
@@ -79,6 +81,8 @@ class Templates:
         return _digest([self.texts[f"{kind}_{role}"] for role in ("system", "user")])
 
     def _messages(self, kind: str, values: Mapping[str, str]) -> list[dict[str, str]]:
+        # A lone surrogate, which a model can write as a JSON escape, could not be sent: UTF-8 does not hold it.
+        values = {name: _SURROGATE.sub("\ufffd", value) for name, value in values.items()}
         return [
             {"role": role, "content": fill(self.texts[f"{kind}_{role}"], values).strip()} for role in ("system", "user")
         ]

@@ -31,6 +31,15 @@ def test_critic_sees_every_candidate_numbered_as_valid_json():
     assert "中文" in user
 
 
+def test_no_lone_surrogate_gets_into_a_message():
+    templates = load_templates()
+    messages = templates.critic_messages("P \ud83d", [{"condition_type": "a\udc00b \U0001f600"}])
+    messages += templates.generator_messages("P", 3, "because \ud800.")
+    text = "".join(message["content"] for message in messages)
+    text.encode()
+    assert "a\ufffdb \U0001f600" in text and "because \ufffd." in text and "P \ufffd" in text
+
+
 def test_version_follows_the_texts(tmp_path):
     mine = copy_templates(tmp_path)
     before = load_templates(mine).version
