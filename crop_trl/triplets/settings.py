@@ -1,6 +1,7 @@
 """Settings of the triplet pipeline, checked before anything is read or sent."""
 
 import json
+import math
 import os
 from dataclasses import dataclass, field
 from typing import Any
@@ -107,6 +108,9 @@ class TripletSettings:
         for name in ("limit", "max_completion_tokens", "max_cost", "timeout"):
             value = getattr(self, name)
             _require(value is None or value > 0, name, value, "give more than 0, or leave it out")
+        for name in ("price_input", "price_output", "price_cached_input"):
+            value = getattr(self, name)
+            _require(value is None or 0 <= value < math.inf, name, value, "give dollars per million tokens, 0 or more")
         _require(0 <= self.threshold <= 1, "threshold", self.threshold, "give a number from 0 to 1")
         _require(
             self.response_format in RESPONSE_FORMATS,

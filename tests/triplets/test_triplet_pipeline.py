@@ -302,6 +302,9 @@ def test_one_sentence_for_each_mistake(problems, tmp_path, monkeypatch, capsys, 
         ({"base_url": "https://h/v1?key=secret"}, "`base_url` must not carry"),
         ({"input_template": "no placeholder"}, "{problem} exactly once"),
         ({"timeout": 0}, "`timeout` is 0"),
+        ({"price_input": -1.0, "price_output": 1.0}, "`price_input` is -1.0"),
+        ({"price_input": 1.0, "price_output": float("nan")}, "`price_output` is nan"),
+        ({"price_cached_input": float("inf")}, "`price_cached_input` is inf"),
     ],
 )
 def test_settings_are_checked_when_they_are_made(changes, says):
