@@ -10,9 +10,10 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 
-from .latex import exact_number, squeeze, strip_group
+from .latex import exact_number, split_top_level, squeeze, strip_group
 from .readings import (
     LABEL,
+    LIST,
     RELATION,
     SET_OPERATION,
     Based,
@@ -152,6 +153,10 @@ def _same_structure(gold: str, prediction: str, scalars: Scalars, depth: int) ->
     return False
 
 
+# After a choice: "or (B)", "(B)", "B and C".
+OTHER_CHOICE = re.compile(r"\A(?:or|and|OR|AND|&|,)(?![a-zA-Z])|\([A-Ja-j]\)|\A[A-J](?: (?:or|and) [A-J])*\Z")
+
+
 def _same_reading(left: object, right: object, scalars: Scalars, depth: int) -> bool:
     def equal(first: str, second: str) -> bool:
         return same(first, second, scalars, depth + 1)
@@ -168,7 +173,8 @@ def _same_reading(left: object, right: object, scalars: Scalars, depth: int) -> 
         if first.casefold() == second.casefold():
             return True
         # A choice named together with what it says: (C) ellipse.
-        return bool(re.fullmatch("[A-Ja-j]", first) and re.match(rf"\(?{first}(?:\)|[.:]) ?\S", second, re.I))
+        named = re.fullmatch("[A-Ja-j]", first) and re.match(rf"\(?{first}(?:\)|[.:]) ?(?=\S)", second, re.I)
+        return bool(named) and not OTHER_CHOICE.search(second[named.end() :])
     if isinstance(left, Sequence) and isinstance(right, Sequence):
         return _same_sequence(left, right, equal)
     if (
@@ -241,6 +247,8 @@ def _same_sequence(left: Sequence, right: Sequence, equal: Scalars) -> bool:
 def _same_value(gold: str, prediction: str, scalars: Scalars, depth: int) -> bool:
     """Single values: a name before the equals sign is optional, a chain of equations says its last member."""
     left, right = chain_of(gold), chain_of(prediction)
+    if _several_equations(left) or _several_equations(right):
+        return False  # lists are compared as such
     if len(left) > 1 and LABEL.match(left[0]) and len(right) == 1:
         return same(left[-1], prediction, scalars, depth + 1)
     if len(left) == 1 and len(right) > 1 and all(right):
@@ -273,8 +281,47 @@ def _is_list(reading: object) -> bool:
     )
 
 
+def _several_equations(chain: list[str]) -> bool:
+    """Whether the equals signs belong to a list: x = 24, y = 42."""
+    return any(exact_number(part) is None and len(split_top_level(part, LIST)) > 1 for part in chain[1:-1])
+
+
+_GREEK = (
+    r"\\(?:alpha|beta|gamma|delta|epsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|chi|psi|omega)"
+    r"(?![a-zA-Z])"
+)
+_SYMBOL = re.compile(rf"({_GREEK}|\\[a-zA-Z]+|[A-Za-z])(?: ?_ ?(\{{[^{{}}]*\}}|\w))?")
+_CALL = re.compile(r"(?<![a-zA-Z\\])([A-Za-wA-W])'*(?: ?\^ ?\{?-?\d\}?)? ?\(([^()]*)\)")
+_NAMED_ANGLE_FUNCTION = re.compile(rf"\\(?:sin|cos|tan|cot|sec|csc) ?\(? ?(?:[A-Za-z]|{_GREEK}) ?\)?\Z")
+_BINDING = re.compile(r"\\(?:sum|prod|int|iint|oint|lim|max|min|sup|inf|gcd|lcm)(?![a-zA-Z])")
+
+
+def _free_letters(text: str) -> list[str]:
+    """Variables in order, each with its subscript; e and i are numbers."""
+    text = re.sub(r"\\text ?\{[^{}]*\}", " ", text)
+    found = [name + (index or "").strip("{} ") for name, index in _SYMBOL.findall(text)]
+    return [name for name in found if name not in ("e", "i") and (name[0] != "\\" or re.match(_GREEK, name))]
+
+
+def _poses_equation(first: str, last: str) -> bool:
+    """Whether the first member of a chain is a condition on one unknown (x^2 = 25) and not the name of a value."""
+    first = re.sub(r"\\degree(?![a-zA-Z])|\\\$|%", "", first).strip()
+    if _BINDING.search(first) or _NAMED_ANGLE_FUNCTION.match(first):
+        return False
+    before = None
+    while before != first:  # f(2) is a name; n(n+1) is a product
+        before = first
+        first = _CALL.sub(lambda m: m.group() if m.group(1) in m.group(2) else " 0 ", first)
+    if LABEL.match(first) and not re.match(r"\\(?:log|ln|lg|exp|sqrt)(?![a-zA-Z])|\| ?[a-z] ?\|", first):
+        return False
+    letters = _free_letters(first)  # one that comes twice may be what was asked for: x + 1/x
+    return len(letters) == 1 and letters[0] not in _free_letters(last)
+
+
 def _consistent(chain: list[str]) -> bool:
-    """No member of a chain is a number unlike the last, and it is no step towards an unknown (2x = 10)."""
+    """No member of a chain is a number unlike the last, and it is no step towards an unknown (2x = 10, x^2 = 25)."""
+    if _poses_equation(chain[0], chain[-1]):
+        return False
     step = re.fullmatch(r"[+-]?\d*[a-z](?:[+-]\d+)?(?:/\d+)?", squeeze(chain[0]))
     if step and not LABEL.match(chain[0]):
         return False

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from .latex import exact_number, split_top_level, squeeze, strip_group
-from .units import NOT_UNITS
+from .units import CHANGING_LEAD, NOT_UNITS
 
 MAX_ITEMS = 100
 
@@ -87,6 +87,7 @@ MATRIX = re.compile(
     re.DOTALL,
 )
 LEAD_IN = re.compile(r"(?:the |your |final |correct |so |therefore,? |thus,? |hence,? )*answer(?: is| =|:)?:? *", re.I)
+LEAD_NOUNS = ("halves", "thirds", "quarters", "tens", "squared", "cubed", "factorial", "twice", "thrice")
 EVERYTHING = ("\\mathbb{R}", "(-\\infty,\\infty)", "(-\\infty,+\\infty)", "all real numbers", "all reals")
 NOTHING = ("\\emptyset", "\\{\\}", "no solution", "no solutions", "none", "no real solutions", "empty set")
 
@@ -245,7 +246,9 @@ def readings(text: str) -> list[object]:
         found.append(Text("empty set", True))
     text = LEAD_IN.sub("", text).strip() if text[:1].isalpha() else text
     if lead := re.match(r"\\text ?\{([^{}]*)\}(?=.*\d)", text):
-        if not NOT_UNITS.intersection(re.findall("[a-z]+", lead.group(1).lower())) - {"is", "are", "such", "that"}:
+        changing = CHANGING_LEAD.search(lead.group(1)) and text[lead.end() :].lstrip()[:1] not in ("=", ":")
+        words = re.findall("[a-z]+", lead.group(1).lower())
+        if not changing and not NOT_UNITS.intersection(words) - {"is", "are", "such", "that", *LEAD_NOUNS}:
             found += readings(text[lead.end() :].lstrip(" =:"))
     text = re.sub(r"(?<=\w) ?\\text ?\{ ?\(?(?:in )?base(?: (\d+))? ?\)?\}(?: ?(\d+))?\Z", r"_{\1\2}", text)
     based = re.match(r"\(?([0-9A-F]+)\)? ?_ ?(?:\{ ?(?:\\text\{)? ?\(?(\w+)\)? ?\}?\}|(\d))\Z", text)

@@ -28,7 +28,16 @@ RADIAN_NAMES = ("radian", "radians", "rad", "rads")
 NOT_UNITS = frozenset(
     "or and not no nor than more less least most about approximately approx roughly around to from but except plus "
     "minus times over mod modulo if when for where with all any none only such that is are true false choose else "
-    "half at under below above between wrong incorrect".split()
+    "half at under below above between wrong incorrect twice thrice halves thirds quarters tens squared cubed "
+    "factorial".split()
+)
+# The same, unless they belong to the noun that follows: 12 positive integers, 12 square feet.
+NOT_LAST = frozenset("negative positive double triple root square cube inverse reciprocal".split())
+# Words before a number that change it.
+CHANGING_LEAD = re.compile(
+    r"\b(?:negative|twice|double|triple|thrice|half|halves|factorial|(?:root|square|cube|inverse|reciprocal)"
+    r"(?=\s+of\b|\s*\Z))(?:\s+of)?(?:\s+the)?\s*\Z",
+    re.I,
 )
 
 
@@ -66,6 +75,8 @@ def parse_unit(text: str) -> Unit | None:
     text = re.sub(r"\s*([/^])\s*", r"\1", text.replace("\\cdot", " ").replace(".", " ")).strip()
     words = re.findall(r"[a-z$]+", text)
     if not words or any(word in NOT_UNITS or word in SCALES for word in words):
+        return None
+    if words[-1] in NOT_LAST:
         return None
     if not re.fullmatch(r"[a-z$'\- ]+(\^-?\d)?([ /]+[a-z$'\- ]+(\^-?\d)?)*", text):
         return None
@@ -119,7 +130,8 @@ def split_quantity(text: str) -> Quantity | None:
     if match := re.match(r"(.+?)\s*\\\$\Z", text, re.DOTALL):
         return Quantity(match.group(1), "unit", parse_unit("$"))
     if match := re.match(r"(.+?)\s*(?:%|\\text ?\{\s*%?\s*(?:percent|per cent|pct)?\s*\})\Z", text, re.DOTALL | re.I):
-        return Quantity(match.group(1), "percent")
+        inner = split_quantity(match.group(1))
+        return None if inner and inner.kind == "percent" else Quantity(match.group(1), "percent")
     if match := re.match(r"(.+?)\s*\\degree(?: ?(?:\\text ?\{ ?)?[CF](?: ?\})?)?\Z", text, re.DOTALL):
         return Quantity(match.group(1), "degree")
     match = _TAIL.match(text) or _WORDS.match(text)

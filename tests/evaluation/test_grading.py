@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from crop_trl.evaluation import grading
-from crop_trl.evaluation.grading import accuracy_reward, extract_boxed, grade, grade_many
+from crop_trl.evaluation.grading import BOX, accuracy_reward, extract_boxed, grade, grade_many
 from crop_trl.evaluation.grading_pool import GradingPool
 
 
@@ -171,3 +171,43 @@ def test_accuracy_reward_takes_both_kinds_of_completions():
 def test_grade_many_keeps_the_order():
     golds = [str(number) for number in range(200)]
     assert grade_many([boxed(str(number - number % 2)) for number in range(200)], golds) == [True, False] * 100
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "right"),
+    [(gold, answer, False) for gold, answers in {
+        "42": ("x = 24, y = 42", "x=43, x=42", r"x = 24 \text{ and } y = 42"),
+        "25": ("x^2=25", r"\sqrt{x}=25", "1/x=25", "|x|=25", r"\log x=25", "x^2+1=25", r"\frac{x}{2}=25"),
+        "A": (r"\text{(A) or (B)}", r"\text{(A) and (B)}", r"\text{(A)(B)}"),
+        "12": (r"12\text{ squared}", r"12\text{ factorial}", r"\text{negative }12", r"\text{twice }12",
+               r"\text{square root of }12", r"12\text{ tens}", r"12\text{ halves}", r"12\%\%", r"12\text{ negative}"),
+    }.items() for answer in answers]
+    + [(gold, answer, True) for gold, answers in {
+        "42": ("x = 40 + 2 = 42", "f(1, 2) = 42"),
+        "25": ("a+b=25", "f(2)+f(3)=25", "x=25", "S_{10}=25", r"x = 5^2 = 25", r"\angle ABC = 25^\circ", "f(5) = 25"),
+        "A": (r"\text{(A) ellipse}", r"\text{(A)}"),
+        "12": (r"12\text{ cm squared}", r"12\text{ square feet}", r"12\text{ positive integers}", r"12\%",
+               r"\text{Area of the square is }12", r"\text{Side of the square: }12"),
+        "x^2+2x+1": ("(x+1)^2 = x^2+2x+1",),
+        "12 cm^2": (r"12\text{ cm squared}",),
+    }.items() for answer in answers],
+)  # fmt: skip
+def test_answers_that_only_look_right(gold, answer, right):
+    assert grade(boxed(answer), gold) is right
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        BOX * 4000 + "5" + "}" * 4000,
+        BOX + "{" * 500_000 + "1" + "}" * 500_000 + "}",
+        BOX + "1}" + BOX + "{" * 500_000 + "1" + "}" * 500_000 + "}",
+        BOX + "0" * 500_000 + "x}",
+    ],
+    ids=["boxes", "braces", "two boxes", "zeros"],
+)
+def test_deep_nesting_costs_no_time(text):
+    started = time.monotonic()
+    assert not grade(text, "5")
+    assert time.monotonic() - started < 10
+    assert grade(BOX * 3 + "{{5}}" + "}" * 3, "5")
