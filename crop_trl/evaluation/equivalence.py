@@ -7,8 +7,9 @@ caller supplies: an exact one for numbers that never starts anything, or one wit
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
+from itertools import product
 
 from .latex import exact_number, split_top_level, squeeze, strip_group
 from .readings import (
@@ -60,20 +61,26 @@ def same(gold: str, prediction: str, scalars: Scalars, depth: int = 0) -> bool:
         prediction = exact_part[0].strip()
         if not prediction:
             return False
-    postponed: Exception | None = None
-    for check in (_same_quantity, _same_structure, _same_value):
+    checks = (_same_quantity, _same_structure, _same_value)
+    return _any_holds(lambda check=check: check(gold, prediction, scalars, depth) for check in checks)
+
+
+class Undecided(Exception):
+    """Raised by a `scalars` function that would need computer algebra."""
+
+
+def _any_holds(checks: Iterable[Callable[[], bool]]) -> bool:
+    """Whether some check holds; raises [`Undecided`] when none does but one could not tell."""
+    postponed: Undecided | None = None
+    for check in checks:
         try:
-            if check(gold, prediction, scalars, depth):
+            if check():
                 return True
         except Undecided as undecided:
             postponed = undecided
     if postponed:
         raise postponed
     return False
-
-
-class Undecided(Exception):
-    """Raised by a `scalars` function that would need computer algebra."""
 
 
 LETTER = re.compile(r"[A-Za-df-hj-z]\Z")  # but e and i are numbers
@@ -139,18 +146,8 @@ def _parenthesised(text: str) -> str:
 
 
 def _same_structure(gold: str, prediction: str, scalars: Scalars, depth: int) -> bool:
-    postponed: Undecided | None = None
-    rights = readings(prediction)
-    for left in readings(gold):
-        for right in rights:
-            try:
-                if _same_reading(left, right, scalars, depth):
-                    return True
-            except Undecided as undecided:
-                postponed = undecided
-    if postponed:
-        raise postponed
-    return False
+    pairs = product(readings(gold), readings(prediction))
+    return _any_holds(lambda pair=pair: _same_reading(*pair, scalars, depth) for pair in pairs)
 
 
 # After a choice: "or (B)", "(B)", "B and C".
