@@ -126,19 +126,13 @@ class CROPConfig(GRPOConfig):
     score_top_k: int = field(
         default=16, metadata={"help": "Vocabulary entries the scorers return at each position (K of the paper)."}
     )
-    lambda_opd: float = field(
-        default=1.0, metadata={"help": "Strength of the teacher's correction in the advantages."}
-    )
-    iw_max_weight: float = field(
-        default=1.5, metadata={"help": "Largest weight of importance-weighted distillation."}
-    )
+    lambda_opd: float = field(default=1.0, metadata={"help": "Strength of the teacher's correction in the advantages."})
+    iw_max_weight: float = field(default=1.5, metadata={"help": "Largest weight of importance-weighted distillation."})
     selector_seed: int = field(default=42, metadata={"help": "Seed of methods that draw at random."})
     credit_lambda: float | None = field(
         default=None, metadata={"help": "Strength of the contrast with unrelated prompts; None: the method's own."}
     )
-    credit_num_negatives: int = field(
-        default=1, metadata={"help": "Unrelated prompts a response is contrasted with."}
-    )
+    credit_num_negatives: int = field(default=1, metadata={"help": "Unrelated prompts a response is contrasted with."})
     credit_seed: int = field(default=42, metadata={"help": "Seed of their draw."})
     max_prompt_length: int | None = field(
         default=1024, metadata={"help": "Longest rendered prompt in tokens; longer rows are left out."}

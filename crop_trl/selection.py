@@ -46,9 +46,7 @@ def response_budget(n_valid: int | torch.Tensor, ratio: float, min_tokens: int =
     return table[n_valid.long()]
 
 
-def select_top_b(
-    scores: torch.Tensor, loss_mask: torch.Tensor, ratio: float, min_tokens: int = 1
-) -> torch.BoolTensor:
+def select_top_b(scores: torch.Tensor, loss_mask: torch.Tensor, ratio: float, min_tokens: int = 1) -> torch.BoolTensor:
     """
     Keep the highest-scoring positions of each response, within its own budget.
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass, fields
 
 import torch
 
+from .tile import tile_topk
+
 # Logits of one tile: rows x vocabulary. 2**26 fp32 values are 256 MiB, whatever the sequence length or the vocabulary.
 TILE_ELEMENTS = 2**26
 
@@ -134,10 +136,8 @@ def topk_projection(
     for start in range(0, n, tile):
         rows = slice(start, start + tile)
         z = _logits(hidden[rows], weight, bias, softcap, scale)
-        log_normalizer = torch.logsumexp(z, dim=-1, keepdim=True)
+        log_normalizer, values, indices = tile_topk(z, k)
         target_logprobs[rows] = (z.gather(-1, target_ids[rows, None].long()) - log_normalizer).squeeze(-1)
-        if k:
-            values, indices = z.topk(k, dim=-1)
-            logprobs[rows] = values - log_normalizer
-            token_ids[rows] = indices.int()
+        logprobs[rows] = values - log_normalizer
+        token_ids[rows] = indices.int()
     return token_ids, logprobs, target_logprobs

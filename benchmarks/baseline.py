@@ -1,0 +1,83 @@
+"""Timing, and the file of last measured ratios of one card."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+FOLDER = Path(__file__).parent / "baselines"
+
+
+def synchronize(device: str) -> None:
+    """Wait for the device, so that a host clock can be read."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize()
+
+
+def seconds(function: Callable[[], object], device: str) -> float:
+    """Wall clock of one call, with the device idle before and after."""
+    synchronize(device)
+    started = time.perf_counter()
+    function()
+    synchronize(device)
+    return time.perf_counter() - started
+
+
+def compare(functions: dict[str, Callable[[], object]], device: str, repeats: int = 3) -> dict[str, float]:
+    """Median seconds of each, after one call to warm up, taken in turns so that a drifting clock hits all alike."""
+    for function in functions.values():
+        function()
+    times = {name: [] for name in functions}
+    for _ in range(repeats):
+        for name, function in functions.items():
+            times[name].append(seconds(function, device))
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def card_name(device: str) -> str:
+    """The card, as a file name."""
+    name = torch.cuda.get_device_name() if torch.device(device).type == "cuda" else "CPU"
+    return name.removeprefix("NVIDIA ").replace(" ", "-")
+
+
+def _commit() -> str | None:
+    if commit := os.environ.get("BENCHMARK_COMMIT"):
+        return commit
+    git = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=FOLDER.parent, capture_output=True, text=True, check=False
+    )
+    return git.stdout.strip() or None
+
+
+def record(key: str, ours: float, reference: float, device: str, folder: Path | None = None, **details) -> None:
+    """
+    Print one ratio and keep it as the last row of `key` for this card.
+
+    Args:
+        key (`str`): Name of the ratio.
+        ours, reference (`float`): Both sides, measured in one run.
+        device (`str`): Where.
+        folder (`Path`, *optional*): Where the file of the card lies; by default `benchmarks/baselines`.
+        details: Anything else that belongs to the row.
+    """
+    folder = FOLDER if folder is None else folder
+    path = folder / f"{card_name(device)}.json"
+    rows = json.loads(path.read_text()) if path.exists() else {}
+    rows[key] = {
+        "ours": round(ours, 4),
+        "reference": round(reference, 4),
+        "ratio": round(ours / reference, 4),
+        "command": " ".join(["python", os.path.relpath(sys.argv[0], FOLDER.parents[1]), *sys.argv[1:]]),
+        "commit": _commit(),
+        "torch": torch.__version__,
+        **details,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(rows, indent=2, sort_keys=True) + "\n")
+    print(json.dumps({"key": key, **rows[key]}), flush=True)

@@ -1,0 +1,121 @@
+"""Rescoring against its limit: the bare decoder passes over the same tokens, without any head.
+
+    python benchmarks/scoring.py
+
+Measured in one run, in turns: three prompts scored with top-K; three decoder passes of the best arrangement (several
+token budgets are tried); three decoder passes in the layout of TRL's trainers (prompts padded left, responses right,
+attention mask); the measures of CROP against one teacher pass; and the peak memory of scoring above the weights.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from baseline import compare, record, seconds
+from shapes import draw_lengths, draw_prompts, draw_responses, make_model, make_tokenizer
+
+from crop_trl.methods import METHODS, SelectionSettings, select
+from crop_trl.scoring.layout import group_by_length, pack
+from crop_trl.scoring.local import LocalScorer
+
+GIB = 2**30
+
+
+def decoder_passes(model, prompts, responses, tokens_per_batch, device):
+    """Run the decoder over the sequences in one piece, grouped by length, and throw the result away."""
+    lengths = [len(p) + len(r) for p, r in zip(prompts, responses, strict=True)]
+    with torch.inference_mode():
+        for rows in group_by_length(lengths, tokens_per_batch):
+            model.base_model(input_ids=pack(prompts, responses, rows, 0).to(device).input_ids, use_cache=False)
+
+
+def padded_passes(model, prompts, responses, rows_per_batch, device):
+    """The same in one width for all: prompts padded on the left, responses on the right, with an attention mask."""
+    before, after = max(map(len, prompts)), max(map(len, responses))
+    input_ids = torch.zeros((len(prompts), before + after), dtype=torch.long)
+    mask = torch.zeros_like(input_ids)
+    for i, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+        where = slice(before - len(prompt), before + len(response))
+        input_ids[i, where] = torch.tensor([*prompt, *response])
+        mask[i, where] = 1
+    with torch.inference_mode():
+        for start in range(0, len(prompts), rows_per_batch):
+            rows = slice(start, start + rows_per_batch)
+            model.base_model(
+                input_ids=input_ids[rows].to(device), attention_mask=mask[rows].to(device), use_cache=False
+            )
+
+
+def peak_gib(function) -> float:
+    """Peak memory of a call above what was allocated before it."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    function()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / GIB
+
+
+def main() -> None:
+    """Parse, measure, record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="4B")
+    parser.add_argument("--responses", type=int, default=64)
+    parser.add_argument("--mean", type=float, default=1_500)
+    parser.add_argument("--longest", type=int, default=4_096)
+    parser.add_argument("--top-k", type=int, default=16)
+    parser.add_argument("--budgets", type=int, nargs="+", default=[8_192, 16_384, 32_768])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--output", type=Path, help="folder of the baseline files")
+    args = parser.parse_args()
+    device, cuda = args.device, args.device.startswith("cuda")
+
+    model = make_model(args.shape, device, torch.bfloat16 if cuda else torch.float32).eval()
+    vocab = model.config.vocab_size
+    tokenizer = make_tokenizer()
+    lengths = draw_lengths(args.responses, args.mean, args.longest)
+    responses = draw_responses(lengths, vocab)
+    kinds = [tokenizer(draw_prompts(args.responses, seed))["input_ids"] for seed in (1, 2, 3)]
+    prompts, three = [ids for kind in kinds for ids in kind], responses * 3
+    one = {b: LocalScorer(model, args.top_k, 0, b) for b in args.budgets}
+    tokens = sum(map(len, prompts)) + sum(map(len, three))
+    details = {"shape": args.shape, "responses": args.responses, "tokens": tokens, "longest": max(lengths)}
+
+    ours = {f"ours/{b}": lambda scorer=scorer: scorer.score(prompts, three) for b, scorer in one.items()}
+    bare = {f"bare/{b}": lambda b=b: decoder_passes(model, prompts, three, b, device) for b in args.budgets}
+    times = compare({**ours, **bare}, device, args.repeats)
+    print({name: round(value, 4) for name, value in times.items()}, flush=True)
+    best = min(args.budgets, key=lambda b: times[f"bare/{b}"])
+    default = times[f"ours/{16_384 if 16_384 in one else args.budgets[0]}"]
+    scorer = one[16_384 if 16_384 in one else args.budgets[0]]
+    scorer.stats.reset()
+    signals = [scorer.score(kind, responses) for kind in kinds]
+    padding = round(scorer.stats.padding_share, 4)
+    record("rescoring", default, times[f"bare/{best}"], device, args.output, **details, padding=padding, budget=best)
+
+    padded = min(
+        seconds(lambda n=n: [padded_passes(model, kind, responses, n, device) for kind in kinds], device)
+        for n in (4, 8)
+    )
+    record("rescoring_over_padded", default, padded, device, args.output, **details)
+
+    named = dict(zip(METHODS["crop"].needs, signals, strict=True))
+    mask = signals[0].mask
+    both = {
+        "measures": lambda: select("crop", named, mask, SelectionSettings()),
+        "pass": lambda: scorer.score(kinds[0], responses),
+    }
+    times = compare(both, device, args.repeats)
+    record("measures", times["measures"], times["pass"], device, args.output, **details)
+
+    if cuda:
+        del named, signals
+        long = draw_responses([args.longest] * 8, vocab)
+        peak = peak_gib(lambda: scorer.score(kinds[0][:8], long))
+        logits = 4 * 8 * args.longest * vocab / GIB
+        record("scoring_memory_gib", peak, logits, device, args.output, shape=args.shape, length=args.longest)
+
+
+if __name__ == "__main__":
+    main()

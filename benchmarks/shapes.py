@@ -1,0 +1,98 @@
+"""Models of real shapes with random weights, and rollouts of realistic lengths, for the benchmarks.
+
+Speed and memory do not depend on what the weights are, so nothing has to be downloaded.
+"""
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+# hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim, vocab_size, tied
+SHAPES = {
+    "tiny": (64, 128, 2, 4, 2, 16, 2_048, True),
+    "0.6B": (1024, 3072, 28, 16, 8, 128, 151_936, True),
+    "1.7B": (2048, 6144, 28, 16, 8, 128, 151_936, True),
+    "4B": (2560, 9728, 36, 32, 8, 128, 151_936, True),
+    "8B": (4096, 12288, 36, 32, 8, 128, 151_936, False),
+    "14B": (5120, 17408, 40, 40, 8, 128, 151_936, False),
+    "32B": (5120, 25600, 64, 64, 8, 128, 151_936, False),
+}
+_WORDS = 1_000
+
+
+def make_config(shape: str) -> Qwen3Config:
+    """The configuration of a Qwen3 model, `"0.6B"` to `"32B"`, or of one small enough for a test, `"tiny"`."""
+    hidden, intermediate, layers, heads, kv_heads, head_dim, vocab, tied = SHAPES[shape]
+    return Qwen3Config(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        tie_word_embeddings=tied,
+        max_position_embeddings=40_960,
+        rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
+        bos_token_id=None,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+
+
+def make_model(shape: str, device: str = "cpu", dtype: torch.dtype = torch.float32, seed: int = 0) -> Qwen3ForCausalLM:
+    """A model with random weights, made where it will live: on the CPU that alone takes minutes for billions."""
+    torch.manual_seed(seed)
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            return Qwen3ForCausalLM(make_config(shape))
+    finally:
+        torch.set_default_dtype(default)
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a word, `w0` to `w999`, so that a prompt of n words has n tokens."""
+    vocabulary = {word: i for i, word in enumerate(["<pad>", "<eos>", "<unk>", *(f"w{i}" for i in range(_WORDS))])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
+    )
+
+
+def draw_lengths(count: int, mean: float = 1_500, longest: int = 4_096, seed: int = 0) -> list[int]:
+    """
+    Response lengths as reasoning models write them: many short, a long tail, some cut at the limit.
+
+    Log-normal with a spread of 0.7, cut to [16, `longest`] and scaled so that the mean of what is left is `mean`.
+    """
+    normal = np.random.default_rng(seed).standard_normal(count)
+    low, high = 1.0, 20.0 * mean
+    for _ in range(60):
+        middle = (low * high) ** 0.5
+        lengths = np.clip(middle * np.exp(0.7 * normal), 16, longest)
+        low, high = (middle, high) if lengths.mean() < mean else (low, middle)
+    return [int(length) for length in lengths]
+
+
+def draw_prompts(count: int, seed: int = 1, shortest: int = 80, longest: int = 320) -> list[str]:
+    """Prompts of so many words, and so tokens of [`make_tokenizer`]."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(shortest, longest + 1, size=count)
+    return [" ".join(f"w{i}" for i in rng.integers(_WORDS, size=length)) for length in lengths]
+
+
+def draw_responses(lengths: list[int], vocab_size: int, seed: int = 2) -> list[list[int]]:
+    """Random token ids of the given lengths; none of them special."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(3, vocab_size, size=length).tolist() for length in lengths]
+
+
+def draw_rows(count: int, seed: int = 1) -> list[dict]:
+    """Dataset rows with the three prompts of a triplet, of about the same length."""
+    kinds = [draw_prompts(count, seed + 10 * kind) for kind in range(3)]
+    columns = ("prompt", "paraphrase_prompt", "counterfactual_prompt")
+    return [dict(zip(columns, row, strict=True)) for row in zip(*kinds, strict=True)]
