@@ -26,7 +26,8 @@ _TASK, _FORMATTING, _BOILERPLATE, _FUNCTION, _CONTENT = range(len(CATEGORIES))
 _SILENT = len(CATEGORIES)
 
 _CJK = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
-_LETTER = rf"(?:(?![{_CJK}])[^\W\d_])"
+# Letters without Chinese characters and without the small and Roman digits that Python counts among them.
+_LETTER = rf"[^\W\d_{_CJK}²³¹⁰-₟¼-¾⅐-↏]"
 _LEXER = re.compile(
     rf"""
       (?P<special> <\|[^|<>\s]*\|> | </?(?:think|tool_call|s|pad|eos|bos|unk)> )
@@ -34,6 +35,7 @@ _LEXER = re.compile(
     | \\(?P<command> [A-Za-z]+ )\*?
     | (?P<delimiter> \\. | \\\n )
     | (?P<number> \d+(?:[.,]\d+)* )
+    | (?P<dotted> (?<!\w)(?:{_LETTER}\.){{2,}} )
     | (?P<word> {_LETTER}+(?:['’]{_LETTER}+)* )
     | (?P<cjk> [{_CJK}]+ )
     """,
@@ -42,7 +44,6 @@ _LEXER = re.compile(
 # What surrounds a letter in a formula, or begins and ends one.
 _FORMULA = set("+-*/=<>^_|{}()[]\\$&,.;:!'′·×÷−≤≥≠≈±∈∪∩")
 _OPERATORS = set("+-*/=<>^%°√·•×÷∶′″!±")
-_GLUE = set("'’-‐‑")
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,8 @@ def categorize(pieces: Sequence[str], word_lists: WordLists | None = None) -> np
 
 def _categorize_characters(text: str, lists: WordLists) -> np.ndarray:
     """Category of every character, `_SILENT` for what counts only when it stands alone."""
-    out = np.fromiter((_of_symbol(c) for c in text), dtype=np.int8, count=len(text))
+    codes, places = np.unique(np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4"), return_inverse=True)
+    out = np.array([_of_symbol(chr(code)) for code in codes], dtype=np.int8)[places]
     for match in _LEXER.finditer(text):
         start, end = match.span()
         kind = match.lastgroup
@@ -175,6 +177,8 @@ def _categorize_characters(text: str, lists: WordLists) -> np.ndarray:
             out[start:end] = _TASK
         elif kind == "command":
             out[start:end] = _FORMATTING if match["command"] in lists.layout_commands else _TASK
+        elif kind == "dotted":
+            out[start:end] = lists.words.get(match.group().casefold(), _CONTENT)
         elif kind == "word":
             _mark_word(text, start, end, lists, out)
         elif kind == "cjk":
@@ -206,7 +210,7 @@ def _of_symbol(char: str) -> int:
 def _mark_word(text: str, start: int, end: int, lists: WordLists, out: np.ndarray) -> None:
     word = text[start:end].casefold().replace("’", "'")
     if len(word) == 1 or "GREEK" in unicodedata.name(text[start], ""):
-        out[start:end] = _FUNCTION if _is_prose(text, start, lists) else _TASK
+        out[start:end] = _FUNCTION if _is_prose(text, start) else _TASK
         return
     category = lists.words.get(word)
     if category is None and "'" in word:
@@ -216,27 +220,45 @@ def _mark_word(text: str, start: int, end: int, lists: WordLists, out: np.ndarra
         end = start + len(stem)
         category = lists.words.get(stem)
     if category is None:
-        # Points and segments: AB, ABC.
-        category = _TASK if text[start:end].isupper() and end - start <= 4 and text.isascii() else _CONTENT
+        category = _TASK if _is_symbolic(text, start, end) else _CONTENT
     out[start:end] = category
 
 
-def _is_prose(text: str, at: int, lists: WordLists) -> bool:
-    """Whether a lone letter is a word: `a` or `I` beside another word."""
+def _is_prose(text: str, at: int) -> bool:
+    """Whether a lone letter is a word: `a` or `I` beside other words, and not between signs of a formula."""
     if text[at] not in "aAI":
         return False
-    before, after = text[:at].rstrip(), text[at + 1 :]
-    if before and before[-1] in _FORMULA - set(".,;:!)"):
+    before, after = _neighbour(text, at - 1, -1), _neighbour(text, at + 1, 1)
+    if before in _OPERATORS - {"*"} or before in "$(|{":
         return False
-    following = re.match(rf"\s+({_LETTER}{{2,}}|['’])", after)
-    return following is not None
+    if re.compile(rf"\s+{_LETTER}{{2}}|['’]{_LETTER}").match(text, at + 1):
+        return True
+    # An article before a number: "in a 30-day month".
+    return text[at] == "a" and before.isalpha() and after.isdigit() and text[at + 1] == " "
+
+
+def _is_symbolic(text: str, start: int, end: int) -> bool:
+    """Whether letters that are no known word are symbols: points and segments (AB, ABC), or variables side by side."""
+    word = text[start:end]
+    if len(word) > 4 or not word.isascii():
+        return False
+    before, after = _neighbour(text, start - 1, -1), _neighbour(text, end, 1)
+    in_formula = (before.isdigit() or before in _FORMULA - set(".,;:!'")) and after in _FORMULA
+    return word.isupper() or (len(word) <= 3 and in_formula)
+
+
+def _neighbour(text: str, at: int, step: int) -> str:
+    """The nearest character that is no blank, from `at` on; a line break at the ends of the text."""
+    while 0 <= at < len(text) and text[at] == " ":
+        at += step
+    return text[at] if 0 <= at < len(text) else "\n"
 
 
 def _mark_ornaments(text: str, out: np.ndarray) -> None:
     """Signs that look like operators and are not: Markdown, hyphens, bullets, tags, colons and exclamation marks."""
     for match in re.finditer(r"\*\*+|(?m:^[ \t]*[-*•+](?=\s))|-{3,}|={3,}|!", text):
         out[match.start() : match.end()] = np.where(out[match.start() : match.end()] == _SILENT, _SILENT, _FORMATTING)
-    for match in re.finditer(rf"(?<={_LETTER})[-‐‑](?={_LETTER})", text):
+    for match in re.finditer(rf"(?<=\w)[-‐‑](?={_LETTER}{{2}})", text):
         out[match.start()] = _SILENT
     # A colon between numbers is a ratio.
     for match in re.finditer(r"(?<=[\w}]) :(?= [\w{\\])|(?<=\d):(?=\d)", text):
