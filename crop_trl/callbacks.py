@@ -1,6 +1,15 @@
 """Callbacks of [`~crop_trl.CROPTrainer`]."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
 from transformers import TrainerCallback
+
+from .divergence import topk_entropy
+from .methods import Selection
 
 
 class StepCounter(TrainerCallback):
@@ -28,3 +37,66 @@ class StepCounter(TrainerCallback):
     def on_train_end(self, args, state, control, **kwargs):
         if state.global_step == 0:
             raise ValueError("No step was made: the dataset has fewer usable prompts than one step takes.")
+
+
+@dataclass
+class RolloutRecord:
+    """
+    One process's batch of rollouts, as it was sampled, scored and selected.
+
+    Args:
+        step (`int`):
+            Global step.
+        first_row (`int`):
+            Place of the first response in the rollout batch of all processes.
+        prompt_ids, completion_ids (B lists of token ids):
+            What was sampled from, and what was sampled.
+        loss_mask (`torch.BoolTensor` of shape `[B, T]`):
+            Response tokens that may be trained.
+        selection ([`~crop_trl.methods.Selection`]):
+            What enters the loss, `[B, T]`.
+        signals (`dict[str, TopKLogprobs]`):
+            What it was made from.
+        tokenizer (`PreTrainedTokenizerBase`):
+            Decodes both.
+    """
+
+    step: int
+    first_row: int
+    prompt_ids: list[list[int]]
+    completion_ids: list[list[int]]
+    loss_mask: torch.Tensor
+    selection: Selection
+    signals: Mapping[str, Any]
+    tokenizer: Any
+
+    @cached_property
+    def prompts(self) -> list[str]:
+        """Text of the prompts."""
+        return self.tokenizer.batch_decode(self.prompt_ids, skip_special_tokens=True)
+
+    @cached_property
+    def student_entropy(self) -> torch.Tensor | None:
+        """Entropy of the student over its K entries, in [0, 1], `[B, T]`; `None` where it was not scored."""
+        student = self.signals.get("student/original")
+        return None if student is None else topk_entropy(student)
+
+
+class RolloutCallback(TrainerCallback):
+    """A callback that also sees every batch of rollouts that is trained on; each process sees its own."""
+
+    def on_rollout(self, args, state, control, rollout: RolloutRecord, **kwargs):
+        """
+        Event called once a batch of rollouts is scored and selected, before the update.
+
+        Args:
+            args ([`~crop_trl.CROPConfig`]), state, control: As for every callback.
+            rollout ([`RolloutRecord`]): To be read, not changed.
+        """
+
+
+def notify_rollout(trainer, rollout: RolloutRecord) -> None:
+    """Call `on_rollout` of the trainer's callbacks that have it."""
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, RolloutCallback):
+            callback.on_rollout(trainer.args, trainer.state, trainer.control, rollout=rollout)

@@ -93,6 +93,8 @@ class CROPConfig(GRPOConfig):
             Where a local teacher lives: `"resident"` on the training device.
         score_tokens_per_batch (`int`, *optional*, defaults to `16384`):
             Tokens of one scoring forward, padding included.
+        selection_export_steps (`int`, *optional*, defaults to `0`):
+            Write token ids, scores and masks of every n-th step to `selection/` in the output folder; 0: never.
     """
 
     _VALID_DICT_FIELDS = GRPOConfig._VALID_DICT_FIELDS + ["teacher_init_kwargs"]
@@ -156,6 +158,9 @@ class CROPConfig(GRPOConfig):
     score_tokens_per_batch: int = field(
         default=16384, metadata={"help": "Tokens of one scoring forward, padding included."}
     )
+    selection_export_steps: int = field(
+        default=0, metadata={"help": "Write scores and masks of every n-th step to the output folder; 0: never."}
+    )
 
     def __post_init__(self):
         if isinstance(self.teacher_init_kwargs, str):
@@ -199,7 +204,7 @@ class CROPConfig(GRPOConfig):
         for name in ("max_prompt_length", "prompts_per_step", "steps_per_generation"):
             if getattr(self, name) is not None:
                 _check_number(name, getattr(self, name), 1, whole=True)
-        for name in ("selector_seed", "credit_seed"):
+        for name in ("selector_seed", "credit_seed", "selection_export_steps"):
             _check_number(name, getattr(self, name), 0, whole=True)
         for name in ("lambda_opd", "epsilon", "epsilon_high"):
             _check_number(name, getattr(self, name), 0)

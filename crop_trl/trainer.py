@@ -22,10 +22,11 @@ from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
 from . import data, methods
-from .callbacks import StepCounter
+from .callbacks import RolloutRecord, StepCounter, notify_rollout
 from .config import CROPConfig
 from .distributed import RunningMeans, gather_ragged
 from .divergence import residual_mass
+from .export import SelectionExport
 from .loss import opd_advantages, sampled_opd_loss
 from .scoring import Scorer, TopKLogprobs
 from .scoring.head import add_token_head, sees_padding
@@ -126,6 +127,8 @@ class CROPTrainer(GRPOTrainer):
         self._seconds = {"prepare": 0.0, "update": 0.0}
         self._clip_range = (1 - self.epsilon_low, 1 + self.epsilon_high)
         self.add_callback(StepCounter(self))
+        if args.selection_export_steps:
+            self.add_callback(SelectionExport(args.output_dir, args.selection_export_steps))
 
         warn_of_coarse_weights(self.model, args.learning_rate)
         student = self.model.get_base_model() if is_peft_model(self.model) else self.model
@@ -205,6 +208,9 @@ class CROPTrainer(GRPOTrainer):
             engine_logprobs=output.get("sampling_per_token_logps"),
         )
         self._log_selection(mode, signals, selection, loss_mask, student_logprobs)
+        if training:
+            record = (self.state.global_step, first_row, prompt_ids, completion_ids, loss_mask, selection, signals)
+            notify_rollout(self, RolloutRecord(*record, self._tokenizer))
         self._metrics[mode]["seconds/scoring"].append(time.perf_counter() - started)
         return {**output, "rollout": rollout}
 
