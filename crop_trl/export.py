@@ -132,8 +132,11 @@ def read_export(folder: str | Path, steps: Sequence[int] | range | None = None) 
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    found = [path for path, step, _ in sorted(_files(Path(folder) / FOLDER), key=lambda f: f[1:])
-             if steps is None or step in steps]
+    found = [
+        path
+        for path, step, _ in sorted(_files(Path(folder) / FOLDER), key=lambda f: f[1:])
+        if steps is None or step in steps
+    ]
     if not found:
         raise ValueError(
             f"{str(folder)!r} holds no exported selection{'' if steps is None else ' of these steps'}; train with "

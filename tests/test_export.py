@@ -1,0 +1,118 @@
+"""The export of a run: read back it is what was selected, whole files only, and no row twice after a resume."""
+
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from tiny import make_trainer
+
+from crop_trl.callbacks import RolloutCallback, RolloutRecord
+from crop_trl.divergence import topk_entropy
+from crop_trl.export import FOLDER, METADATA_KEY, read_export, write_rollout
+from crop_trl.methods import Selection
+
+
+class Recorder(RolloutCallback):
+    def __init__(self):
+        self.rollouts = []
+
+    def on_rollout(self, args, state, control, rollout, **kwargs):
+        self.rollouts.append(rollout)
+
+
+def flat(column):
+    return column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
+
+
+@pytest.mark.parametrize("method", ["crop", "tip", "opd"])
+def test_read_back_it_is_what_was_selected(tmp_path, method):
+    recorder = Recorder()
+    make_trainer(tmp_path, method=method, selection_export_steps=1, max_steps=2, callbacks=[recorder]).train()
+    table = read_export(tmp_path)
+    assert json.loads(table.schema.metadata[METADATA_KEY])["method"] == method
+    assert table.column("step").to_pylist() == [0] * 8 + [1] * 8
+    assert table.column("row").to_pylist() == list(range(8)) * 2
+    assert table.column("prompt")[0].as_py() == recorder.rollouts[0].prompts[0]
+    tokens = [ids for r in recorder.rollouts for ids in r.completion_ids]
+    assert table.column("token_ids").to_pylist() == tokens
+    for name, pick in (("kept", lambda r: r.selection.mask), ("loss_mask", lambda r: r.loss_mask)):
+        expected = [value for r in recorder.rollouts for value in pick(r)[r.loss_mask].tolist()]
+        assert flat(table.column(name)).tolist() == expected
+    measures = {"crop": ["semantic_divergence", "surface_divergence"], "tip": ["student_entropy", "forward_kl"]}
+    for name in measures.get(method, []):
+        expected = torch.cat([r.selection.measures[name][r.loss_mask] for r in recorder.rollouts])
+        # Half precision: 11 bits, and steps of 6e-8 near zero.
+        np.testing.assert_allclose(flat(table.column(name)).astype(float), expected.numpy(), rtol=5e-4, atol=6e-8)
+    if method == "tip":
+        expected = torch.cat([topk_entropy(r.signals["student/original"])[r.loss_mask] for r in recorder.rollouts])
+        np.testing.assert_allclose(flat(table.column("student_entropy")).astype(float), expected, rtol=5e-4, atol=6e-8)
+    assert ("student_entropy" in table.column_names) == (method == "tip")
+    assert ("score" in table.column_names) == (method != "opd")
+
+
+def test_it_is_off_unless_asked_for_and_evaluation_leaves_nothing(tmp_path):
+    trainer = make_trainer(tmp_path)
+    trainer.train()
+    assert not (tmp_path / FOLDER).exists()
+    with pytest.raises(ValueError, match="holds no exported selection; train with `--selection_export_steps 1`"):
+        read_export(tmp_path)
+
+
+def test_every_nth_step(tmp_path):
+    make_trainer(tmp_path, selection_export_steps=2, max_steps=3).train()
+    assert sorted(set(read_export(tmp_path).column("step").to_pylist())) == [0, 2]
+    assert len(read_export(tmp_path, range(2, 3))) == 8
+    with pytest.raises(ValueError, match="of these steps"):
+        read_export(tmp_path, range(1, 2))
+
+
+def test_a_resumed_run_holds_no_row_twice(tmp_path):
+    """The run goes two steps beyond its checkpoint and is lost there; what it wrote of them makes way."""
+    settings = {"selection_export_steps": 1, "save_strategy": "steps", "save_steps": 2, "max_steps": 4}
+    make_trainer(tmp_path, **settings).train()
+    folder = tmp_path / FOLDER
+    # As if more processes had taken part before the crash, and one had died while writing.
+    (folder / "step_000003.process_001.parquet").write_bytes((folder / "step_000003.process_000.parquet").read_bytes())
+    (folder / ".step_000003.process_002.parquet.partial").write_bytes(b"half")
+    before = read_export(tmp_path)
+    assert len(before) == 5 * 8
+    make_trainer(tmp_path, **settings).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    after = read_export(tmp_path)
+    places = list(zip(after.column("step").to_pylist(), after.column("row").to_pylist()))
+    assert places == [(step, row) for step in range(4) for row in range(8)]
+    # The same weights, prompts and seed sample the same responses again.
+    assert after.column("token_ids").to_pylist() == before.slice(0, 32).column("token_ids").to_pylist()
+
+
+def test_a_long_rollout_costs_a_few_bytes_a_token(tmp_path):
+    """Values spread as a teacher's are (most next to zero), 16 responses of up to 2,000 tokens."""
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(400, 2000, size=16)
+    width = int(lengths.max())
+    mask = torch.arange(width)[None] < torch.tensor(lengths)[:, None]
+
+    def divergence():
+        return torch.tensor(np.exp(rng.normal(-7, 2.5, size=(16, width))).clip(0, 0.69), dtype=torch.float32)
+
+    semantic, surface = divergence(), divergence()
+    ids = [(rng.zipf(1.3, size=n) % 150_000).tolist() for n in lengths]
+    selection = Selection(
+        torch.tensor(rng.random((16, width)) < 0.2) & mask,
+        semantic - surface,
+        None,
+        semantic,
+        {"semantic_divergence": semantic, "surface_divergence": surface},
+    )
+
+    class Decoder:
+        def batch_decode(self, ids, **kwargs):
+            return ["A problem of some length, as they are."] * len(ids)
+
+    record = RolloutRecord(0, 0, [[1]] * 16, ids, mask, selection, {}, Decoder())
+    path = tmp_path / FOLDER / "step_000000.process_000.parquet"
+    write_rollout(record, path, {"method": "crop"})
+    per_token = path.stat().st_size / lengths.sum()
+    assert per_token < 9, per_token
+    assert pq.read_metadata(path).num_rows == 16
