@@ -8,7 +8,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-# hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim, vocab_size, tied
+# hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim, vocab_size,
+# tie_word_embeddings
 SHAPES = {
     "tiny": (64, 128, 2, 4, 2, 16, 2_048, True),
     "0.6B": (1024, 3072, 28, 16, 8, 128, 151_936, True),
