@@ -6,9 +6,9 @@ from .ledger import read_entries
 from .outputs import OutputDirectory
 from .pipeline import SCHEMAS
 from .prompts import load_templates
+from .reading import CandidateFields
 from .settings import TripletSettings
 from .source import read_problems
-from .validation import CandidateFields
 
 # Without answers in the ledger to learn from: descriptions and JSON around two problems, and a critic's reasons.
 CANDIDATE_TOKENS, EVALUATION_TOKENS = 150, 350

@@ -25,17 +25,10 @@ from .ledger import Ledger, request_key
 from .outcome import STATUSES, Round, build_record, excluded_record
 from .outputs import OutputDirectory
 from .prompts import Templates, load_templates, round_feedback
+from .reading import CriticAnswer, GeneratorAnswer, answer_flaw, read_candidates, read_evaluations, request_schema
 from .settings import TripletSettings
 from .source import KNOWN_WRAPPERS, Problem, ProblemSet, read_problems
-from .validation import (
-    CriticAnswer,
-    GeneratorAnswer,
-    answer_flaw,
-    check_candidate,
-    read_candidates,
-    read_evaluations,
-    request_schema,
-)
+from .validation import check_candidate
 
 SCHEMAS = {"generator": request_schema(GeneratorAnswer), "critic": request_schema(CriticAnswer)}
 _SCHEMA_DIGESTS = {

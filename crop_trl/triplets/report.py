@@ -9,8 +9,9 @@ import numpy as np
 from .costs import Account, find_prices
 from .ledger import read_entries
 from .outputs import OutputDirectory
+from .reading import CONFIDENCES
 from .record import write_text
-from .validation import CONFIDENCES, REJECTIONS, rejection_reasons
+from .validation import REJECTIONS, rejection_reasons
 
 OUTCOMES = {
     "strict_pass": "First-round strict pass",

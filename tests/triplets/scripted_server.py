@@ -26,6 +26,10 @@ PLANS = {
     "one_candidate": (4, "strict_pass", "one", "good", None),
     "fenced": (3, "strict_pass", "fenced", "fenced", None),
     "thinking": (3, "strict_pass", "thinking", "thinking", None),
+    "braces": (2, "strict_pass", "braces", "braces", None),
+    "example": (2, "strict_pass", "example", "example", None),
+    "tag_in_text": (2, "strict_pass", "tag_in_text", "good", None),
+    "filled_up": (2, "strict_pass", "filled_up", "filled_up", None),
     "too_many": (2, "strict_pass", "too_many", "good", None),
     "one_bad_candidate": (2, "strict_pass", "one_bad", "good", None),
     "one_control": (2, "strict_pass", "one_control", "good", None),
@@ -128,6 +132,9 @@ def generator(kind: str, problem: str) -> tuple[str | None, str, str | None]:
     elif kind == "broken_latex":
         for item in candidates:
             item["counterfactual_problem"] += " with $2 \times 3$"
+    elif kind == "tag_in_text":
+        for item in candidates:
+            item["counterfactual_description"] += " (see </think>)"
     elif kind == "none":
         candidates = []
     content = json.dumps({"decision": "candidates", "candidates": candidates})
@@ -212,6 +219,12 @@ def finish(kind: str, content: str) -> tuple[str | None, str, str | None]:
         return content[:20], "content_filter", None
     if kind == "fenced":
         return f"Sure, here {{it}} is:\n```json\n{content}\n```\nAnything else?", "stop", None
+    if kind == "braces":
+        return f"{'With {x} and {1, 2}, ' * 30}so: {content}", "stop", None
+    if kind == "example":
+        return f'In the form {{"candidates": [], "evaluations": []}}:\n{content}', "stop", None
+    if kind == "filled_up":
+        return content + " " * 400, "length", None
     if kind == "thinking":
         return f'<think>Let me see {{"candidates": ...}}</think>\n{content}', "stop", None
     return content, "stop", None

@@ -2,28 +2,19 @@ import json
 import unicodedata
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from triplets import scripted_server
 
 from crop_trl.triplets.outcome import Round, build_record
+from crop_trl.triplets.reading import CONFIDENCES
 from crop_trl.triplets.record import DEFAULT_PROMPT_TEMPLATE, reason_to_drop, wrap_problem
 from crop_trl.triplets.source import KNOWN_WRAPPERS, Problem
 from crop_trl.triplets.validation import (
-    CONFIDENCES,
     Candidate,
-    CriticAnswer,
-    GeneratorAnswer,
-    answer_flaw,
     best_first,
     check_candidate,
     local_violations,
     missing_numbers,
-    parse_json_object,
-    read_candidates,
-    read_evaluations,
     rejection_reasons,
-    request_schema,
     unclean_reason,
 )
 
@@ -34,107 +25,6 @@ EVALUATION = json.loads(scripted_server.critic("good", [1])[0])["evaluations"][0
 
 def evaluation(**changes):
     return {name: value for name, value in (EVALUATION | changes).items() if name != "candidate_number"}
-
-
-def critic_answer(*evaluations, selected=1):
-    return json.dumps({"evaluations": list(evaluations), "selected_candidate_number": selected})
-
-
-# --- reading ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "flaw"),
-    [
-        ('{"candidates": []}', None),
-        ('Here you are:\n```json\n{"candidates": []}\n```\nBye {now}', None),
-        ('<think>maybe {"candidates": [1]}</think> {"candidates": []}', None),
-        ('The set {1, 2}. {"candidates": []}', None),
-        ("no json here", "not_json"),
-        ('{"candidates": [', "not_json"),
-        ('{"candidates": [{"a": 1}, {"b": ', "not_json"),
-        ('{"result": {"candidates": []}}', "wrong_schema"),
-        ('{"candidates": [], "candidates": [1]}', "wrong_schema"),
-        ("[1, 2]", "not_json"),
-        ("{" * 100_000, "not_json"),
-        ('{"a":' * 100_000, "not_json"),
-    ],
-)
-def test_json_is_found_where_it_is_whole(text, flaw):
-    value, found = parse_json_object(text, "candidates")
-    assert found == flaw
-    assert value == (None if flaw else {"candidates": []})
-
-
-@given(st.text() | st.recursive(st.none() | st.floats() | st.text(), st.lists).map(json.dumps))
-def test_no_text_makes_reading_fail(text):
-    for wrapped in (text, f'{{"candidates": {text}}}', f'{{"evaluations": [{text}]}}'):
-        read_candidates(wrapped, 3)
-        read_evaluations(wrapped, 3)
-
-
-@pytest.mark.parametrize(
-    ("answer", "flaw"),
-    [
-        ((None, "I will not.", "stop"), "refusal"),
-        (("{}", None, "content_filter"), "content_filter"),
-        (("{}", None, "length"), "cut_off"),
-        ((None, None, "stop"), "empty"),
-        ((" \n", None, None), "empty"),
-        (("{}", "", "stop"), None),
-    ],
-)
-def test_flaws_of_a_whole_answer(answer, flaw):
-    assert answer_flaw(*answer) == flaw
-
-
-def test_a_bad_candidate_leaves_the_others():
-    bad = [{**FIELDS, "condition_type": 3}, {name: FIELDS[name] for name in list(FIELDS)[:3]}, "text"]
-    found, flaws = read_candidates(json.dumps({"candidates": [FIELDS, *bad, FIELDS]}), 4)
-    assert found == [FIELDS]
-    assert flaws == {"bad_candidate": 3, "too_many_candidates": 1}
-
-
-@pytest.mark.parametrize("name", CONFIDENCES)
-@pytest.mark.parametrize("value", [1.01, -0.1, 97, "0.9", None, True, float("nan"), float("inf"), [0.9]])
-def test_a_confidence_out_of_form_voids_its_evaluation_only(name, value):
-    second = EVALUATION | {"candidate_number": 2}
-    found, _, flaws = read_evaluations(critic_answer(EVALUATION | {name: value}, second), 2)
-    assert list(found) == [2]
-    assert flaws == {"bad_confidence": 1}
-
-
-def test_whole_numbers_are_confidences():
-    found, _, flaws = read_evaluations(critic_answer(EVALUATION | {"confidence": 1, "paraphrase_confidence": 0}), 1)
-    assert found[1]["confidence"] == 1.0 and not flaws
-
-
-def test_numbers_that_do_not_fit():
-    third = EVALUATION | {"candidate_number": 3}
-    rejecting = EVALUATION | {"decision": "reject"}
-    found, selected, flaws = read_evaluations(
-        critic_answer(EVALUATION, rejecting, third, third | {"candidate_number": 9}, selected="1"), 4
-    )
-    assert list(found) == [3] and selected is None
-    assert flaws == {"duplicate_number": 1, "unknown_number": 1, "missing_evaluation": 2}
-
-
-def test_a_malformed_twin_still_makes_a_number_ambiguous():
-    found, _, flaws = read_evaluations(critic_answer(EVALUATION, EVALUATION | {"confidence": "high"}), 1)
-    assert found == {}
-    assert flaws == {"duplicate_number": 1, "bad_confidence": 1}
-
-
-def test_schemas_are_strict_and_bare():
-    for model in (GeneratorAnswer, CriticAnswer):
-        schema = request_schema(model)
-        nodes = [schema, *schema["$defs"].values()]
-        assert all(
-            node["additionalProperties"] is False and node["required"] == list(node["properties"]) for node in nodes
-        )
-        text = json.dumps(schema)
-        assert "minimum" not in text and '"title"' not in text and '"description"' not in text
-    assert {"answer_type" in name for name in schema["$defs"]["Evaluation"]["properties"]} == {True, False}
 
 
 # --- checks without a model ------------------------------------------------------------------------------------------

@@ -1,0 +1,274 @@
+"""Reading a model's answer: the form it must have, and the JSON in whatever text stands round it.
+
+Nothing in here raises on what a model wrote. A flaw is a name (`not_json`, `cut_off`, `bad_confidence`, ...) that is
+counted in the report; one bad item of an answer does not take the good ones with it.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+Verdict = Literal["accept", "reject"]
+AnswerType = Literal[
+    "single_integer", "single_rational", "single_real", "finite_set", "expression", "proof", "yes_no", "unknown"
+]
+Determinacy = Literal["determinate", "underdetermined", "inconsistent", "unknown"]
+Confidence = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+
+class _Strict(BaseModel):
+    # No coercion: "0.9" for a confidence or 1 for a text says that the model did not follow the form.
+    model_config = ConfigDict(strict=True)
+
+
+class CandidateFields(_Strict):
+    """What the generator writes for one candidate."""
+
+    condition_type: str
+    original_condition_description: str
+    paraphrased_condition_description: str
+    counterfactual_condition_description: str
+    paraphrase_problem: str
+    counterfactual_problem: str
+    counterfactual_description: str
+
+
+class Violation(_Strict):
+    """One thing the critic found wrong, and where."""
+
+    criterion: str
+    evidence: str
+
+
+class Evaluation(_Strict):
+    """What the critic writes for one candidate."""
+
+    candidate_number: int
+    decision: Verdict
+    violations: list[Violation]
+    paraphrase_status: Verdict
+    paraphrase_confidence: Confidence
+    paraphrase_reason: str
+    counterfactual_status: Verdict
+    counterfactual_confidence: Confidence
+    counterfactual_reason: str
+    original_answer_type: AnswerType
+    counterfactual_answer_type: AnswerType
+    original_determinacy: Determinacy
+    counterfactual_determinacy: Determinacy
+    determinacy_evidence: str
+    confidence: Confidence
+
+
+class GeneratorAnswer(_Strict):
+    """The generator's whole answer."""
+
+    decision: Literal["candidates", "none"]
+    candidates: list[CandidateFields]
+
+
+class CriticAnswer(_Strict):
+    """The critic's whole answer."""
+
+    evaluations: list[Evaluation]
+    selected_candidate_number: int | None
+
+
+CONFIDENCES = ("paraphrase_confidence", "counterfactual_confidence", "confidence")
+
+
+def request_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """
+    The JSON schema that goes with a request, in the subset that structured outputs share between endpoints: every
+    property required, none besides, no numeric bounds (several engines refuse them; the bounds are checked here).
+    """
+
+    def strict(node: Any) -> Any:
+        if isinstance(node, list):
+            return [strict(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        node = {
+            key: strict(value)
+            for key, value in node.items()
+            if not (key in ("title", "description", "default", "minimum", "maximum") and not isinstance(value, dict))
+        }
+        if "properties" in node:
+            node |= {"required": list(node["properties"]), "additionalProperties": False}
+        return node
+
+    return strict(model.model_json_schema())
+
+
+# --- reading an answer -----------------------------------------------------------------------------------------------
+
+
+class _DuplicateKey(ValueError):
+    pass
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = dict(pairs)
+    if len(keys) != len(pairs):
+        raise _DuplicateKey  # {"decision": "accept", ..., "decision": "reject"}: no reading of it is safe
+    return keys
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys)
+_LENIENT = json.JSONDecoder()
+# LaTeX and sets ("\\frac{1}{2}", "{1, 2}") open braces by the hundred, but never like this.
+_OPENING = re.compile(r'\{(?=\s*")')
+_END_OF_THINKING = re.compile(r"</think(?:ing)?>")
+SEARCH_EFFORT = 2_000_000  # characters read in vain before a text counts as unreadable
+_ATTEMPT_EFFORT = 200  # an error in JSON is not free either
+_NESTED_EFFORT = 10_000  # what an attempt counts that failed because of its depth, which names no place
+
+
+def parse_json_objects(text: str, key: str) -> tuple[list[dict[str, Any]], str | None]:
+    """
+    The JSON objects with `key` in a model's text, in the order they stand there.
+
+    What stands round them (fences, prose) is left aside, and so is what a model thought before it answered: everything
+    before a closing thinking tag, unless the tag is part of a JSON string or nothing follows it.
+
+    Returns:
+        The objects and `None`, or an empty list and the flaw: `not_json` or `wrong_schema`.
+    """
+    found: list[tuple[int, dict[str, Any]]] = []
+    flaw, place, effort, outside = None, 0, 0, []
+    last = text.rfind(f'"{key}"')
+    while (opening := _OPENING.search(text, place)) and opening.start() < last and effort < SEARCH_EFFORT:
+        start, end = opening.start(), opening.start() + 1
+        try:
+            value, end = _DECODER.raw_decode(text, start)
+        except _DuplicateKey:
+            flaw = flaw or "wrong_schema"
+            end = _end_of_object(text, start)
+        except json.JSONDecodeError as error:
+            flaw, effort = flaw or "not_json", effort + error.pos - start + _ATTEMPT_EFFORT
+        except (ValueError, RecursionError):
+            flaw, effort = flaw or "not_json", effort + _NESTED_EFFORT
+        else:
+            if key in value:
+                found.append((start, value))
+            else:
+                flaw = flaw or "wrong_schema"
+        outside.append((place, start))
+        place = end
+    outside.append((place, len(text)))
+    closings = [tag.end() for start, end in outside for tag in _END_OF_THINKING.finditer(text, start, end)]
+    thought = closings[-1] if closings and text[closings[-1] :].strip() else 0
+    objects = [value for start, value in found if start >= thought]
+    return objects, None if objects else flaw or ("wrong_schema" if last < 0 and _is_object(text) else "not_json")
+
+
+def _end_of_object(text: str, start: int) -> int:
+    try:
+        return _LENIENT.raw_decode(text, start)[1]
+    except (ValueError, RecursionError):  # repeats a key inside, and is broken further on
+        return start + 1
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(_LENIENT.raw_decode(text, text.index("{"))[0], dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _last_with_content(objects: list[dict[str, Any]], read: Callable[[dict[str, Any]], tuple]) -> tuple:
+    """What `read` makes of the last object that it finds something in: a model shows the form, drafts, then answers."""
+    readings = [read(value) for value in reversed(objects)]
+    return next((reading for reading in readings if reading[0]), readings[0])
+
+
+def answer_flaw(content: str | None, refusal: str | None, finish_reason: str | None) -> str | None:
+    """Why an answer cannot be read at all (`refusal`, `content_filter`, `cut_off`, `empty`), or `None`."""
+    if refusal:
+        return "refusal"
+    if finish_reason == "content_filter":
+        return "content_filter"
+    if finish_reason == "length" and not (content and _is_whole(content)):
+        return "cut_off"
+    if not content or not content.strip():
+        return "empty"
+    return None
+
+
+def _is_whole(content: str) -> bool:
+    """Whether a text begins with a complete JSON object, as when a model fills up with spaces until it is cut off."""
+    content = content.lstrip()
+    return content.startswith("{") and _is_object(content)
+
+
+def read_candidates(content: str, limit: int) -> tuple[list[dict[str, str]], Counter]:
+    """
+    The generator's candidates that have every field, at most `limit` of them, and the flaws found on the way.
+
+    A flaw of the whole answer (`not_json`, `wrong_schema`, `no_candidates`) comes with an empty list.
+    """
+
+    def read(answer: dict[str, Any]) -> tuple[list[dict[str, str]], Counter]:
+        items, flaws, candidates = answer["candidates"], Counter(), []
+        if not isinstance(items, list):
+            return [], Counter(["wrong_schema"])
+        if not items:
+            flaws["no_candidates"] += 1
+        for item in items[:limit]:
+            try:
+                candidates.append(CandidateFields.model_validate(item).model_dump())
+            except ValidationError:
+                flaws["bad_candidate"] += 1
+        if len(items) > limit:
+            flaws["too_many_candidates"] += 1
+        return candidates, flaws
+
+    objects, flaw = parse_json_objects(content, "candidates")
+    return ([], Counter([flaw])) if flaw else _last_with_content(objects, read)
+
+
+def read_evaluations(content: str, count: int) -> tuple[dict[int, dict[str, Any]], int | None, Counter]:
+    """
+    The critic's evaluations by candidate number, the number it selected, and the flaws found on the way.
+
+    An evaluation counts only if it is complete, in range and the only one of its number: two evaluations of one
+    candidate void each other, since nothing says which one is meant.
+
+    Args:
+        content (`str`): The critic's answer.
+        count (`int`): How many candidates it was given.
+    """
+
+    def read(answer: dict[str, Any]) -> tuple[dict[int, dict[str, Any]], int | None, Counter]:
+        items, flaws = answer["evaluations"], Counter()
+        if not isinstance(items, list):
+            return {}, None, Counter(["wrong_schema"])
+        numbers = Counter(
+            item["candidate_number"]
+            for item in items
+            if isinstance(item, dict) and type(item.get("candidate_number")) is int
+        )
+        evaluations = {}
+        for item in items:
+            try:
+                evaluation = Evaluation.model_validate(item).model_dump()
+            except ValidationError as error:
+                places = {name for problem in error.errors(include_url=False) for name in problem["loc"]}
+                flaws["bad_confidence" if places & set(CONFIDENCES) else "bad_evaluation"] += 1
+                continue
+            number = evaluation.pop("candidate_number")
+            if not 1 <= number <= count:
+                flaws["unknown_number"] += 1
+            elif numbers[number] == 1:
+                evaluations[number] = evaluation
+        flaws["duplicate_number"] += sum(times > 1 for number, times in numbers.items() if 1 <= number <= count)
+        flaws["missing_evaluation"] += sum(number not in numbers for number in range(1, count + 1))
+        selected = answer.get("selected_candidate_number")
+        return evaluations, selected if type(selected) is int else None, +flaws
+
+    objects, flaw = parse_json_objects(content, "evaluations")
+    return ({}, None, Counter([flaw])) if flaw else _last_with_content(objects, read)
