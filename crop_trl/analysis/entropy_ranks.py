@@ -1,0 +1,233 @@
+"""Where along the order of student entropy methods spend their budget, and how much of it on the surest tokens.
+
+The two panels of the paper's figure on selector behaviour across entropy ranks. Tokens are ranked over all responses
+given, from the highest entropy to the lowest. Tokens of equal entropy (there are many: a sure student's entropy is
+0 to the last digit) share their ranks evenly, so that the order in which they stand in a file plays no part.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from .chart import COLOURS, INK, QUIET, new_figure, save, tidy
+from .tokens import TokenTable
+
+TAIL = 0.016
+BINS = 50
+_RESAMPLES = 2000
+
+
+@dataclass
+class EntropyRanks:
+    """
+    Kept tokens by rank of the student's entropy.
+
+    Args:
+        methods (`list[str]`): M names.
+        density (`numpy.ndarray` of shape `[M, bins]`): Share of a method's kept tokens in each bin, from the highest
+            entropy to the lowest; each row adds up to 1. A choice blind to entropy has 1 / bins everywhere.
+        tail (`float`): Share of all tokens that counts as the lowest-entropy tail.
+        tail_share (`numpy.ndarray` of shape `[M]`): Share of a method's kept tokens in the tail.
+        tail_interval (`numpy.ndarray` of shape `[M, 2]`): Bootstrap 95 % interval over responses.
+        reference (`numpy.ndarray` of shape `[M]`): The share that a choice blind to entropy would have there, with as
+            many tokens of each response as the method keeps.
+        kept_tokens (`numpy.ndarray` of shape `[M]`): Tokens kept.
+        tail_entropy (`float`): Highest entropy in the tail.
+        tied (`float`): Share of all tokens whose entropy equals that of the tail's edge; where it is large, the tail
+            is a fraction of many equal tokens.
+        responses (`int`): Responses; in the table with the most.
+    """
+
+    methods: list[str]
+    density: np.ndarray
+    tail: float
+    tail_share: np.ndarray
+    tail_interval: np.ndarray
+    reference: np.ndarray
+    kept_tokens: np.ndarray
+    tail_entropy: float
+    tied: float
+    responses: int
+
+    def to_dict(self) -> dict:
+        """For JSON."""
+        rows = zip(self.methods, self.density, self.tail_share, self.tail_interval, self.reference, self.kept_tokens)
+        return {
+            "tail": self.tail,
+            "tail_entropy": self.tail_entropy,
+            "tied_at_the_edge": self.tied,
+            "responses": self.responses,
+            "methods": {
+                name: {
+                    "kept_tokens": int(kept),
+                    "tail_share": float(share),
+                    "tail_interval": interval.tolist(),
+                    "entropy_independent": float(reference),
+                    "density": density.tolist(),
+                }
+                for name, density, share, interval, reference, kept in rows
+            },
+        }
+
+
+def _tied_positions(entropy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """First rank and number of ranks of each token's group of equal entropy, from the highest entropy down."""
+    _, group, size = np.unique(-entropy, return_inverse=True, return_counts=True)
+    first = np.cumsum(size) - size
+    return first[group], size[group]
+
+
+def entropy_ranks(
+    tables: TokenTable | Sequence[TokenTable], tail: float = TAIL, bins: int = BINS, seed: int = 0
+) -> EntropyRanks:
+    """
+    Rank tokens by student entropy and see where methods keep them.
+
+    Args:
+        tables ([`TokenTable`] or a sequence of them): A bank with several methods, or runs; ranks are taken within each
+            table. A name that comes twice is told apart by a number.
+        tail (`float`, *optional*, defaults to `0.016`): Share of all tokens that counts as the lowest-entropy tail.
+        bins (`int`, *optional*, defaults to `50`): Bins of the density.
+        seed (`int`, *optional*, defaults to `0`): Of the bootstrap.
+
+    Returns:
+        [`EntropyRanks`]
+
+    Raises:
+        `ValueError`: a table without entropies, a tail outside (0, 1), no bin, or nothing to rank.
+    """
+    if not 0 < tail < 1:
+        raise ValueError(f"`tail` must lie in (0, 1), got {tail}.")
+    if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
+        raise ValueError(f"`bins` must be a whole number of at least 1, got {bins!r}.")
+    tables = [tables] if isinstance(tables, TokenTable) else list(tables)
+    rng = np.random.default_rng(seed)
+    rows: dict[str, tuple] = {}
+    edge_entropy, tied = float("nan"), 0.0
+    for table in tables:
+        real = table.trainable & np.isfinite(table.entropy())
+        entropy, responses = table.entropy()[real], table.responses[real]
+        n = len(entropy)
+        if n == 0:
+            raise ValueError("There is no token to rank: the responses are empty.")
+        first, size = _tied_positions(entropy)
+        edge = n * (1 - tail)
+        # Share of each token that lies in the tail: its group spreads evenly over the ranks it holds.
+        in_tail = np.clip((first + size - edge) / size, 0, 1)
+        edge_entropy = float(entropy[in_tail > 0].max())
+        tied = float((entropy == edge_entropy).mean())
+        per_response = np.bincount(responses, minlength=len(table.lengths))
+        tail_per_response = np.bincount(responses, in_tail, len(table.lengths)) / np.maximum(per_response, 1)
+        order = np.argsort(first, kind="stable")
+        borders = np.linspace(0, n, bins + 1)
+        for name, mask in table.kept.items():
+            kept = mask[real]
+            total = int(kept.sum())
+            kept_per_response = np.bincount(responses[kept], minlength=len(table.lengths))
+            kept_tail = np.bincount(responses[kept], in_tail[kept], len(table.lengths))
+            label = name if name not in rows else f"{name} ({sum(k.split(' (')[0] == name for k in rows) + 1})"
+            if total == 0:
+                rows[label] = (np.full(bins, np.nan), np.nan, (np.nan, np.nan), np.nan, 0)
+                continue
+            # Kept tokens up to each rank: within a group of equal entropy every rank holds the group's mean.
+            _, group = np.unique(first[order], return_inverse=True)
+            mean = (np.bincount(group, kept[order]) / np.bincount(group))[group]
+            passed = np.concatenate([[0.0], np.cumsum(mean)])
+            density = np.diff(np.interp(borders, np.arange(n + 1), passed)) / total
+            drawn = rng.multinomial(len(table.lengths), np.full(len(table.lengths), 1 / len(table.lengths)), _RESAMPLES)
+            resampled = (drawn @ kept_tail) / np.maximum(drawn @ kept_per_response, 1)
+            rows[label] = (
+                density,
+                kept_tail.sum() / total,
+                np.quantile(resampled, [0.025, 0.975]),
+                (kept_per_response * tail_per_response).sum() / total,
+                total,
+            )
+    density, share, interval, reference, kept_tokens = (np.array(values) for values in zip(*rows.values()))
+    return EntropyRanks(
+        list(rows),
+        density,
+        tail,
+        share,
+        interval,
+        reference,
+        kept_tokens,
+        edge_entropy,
+        tied,
+        max(len(table.lengths) for table in tables),
+    )
+
+
+def save_entropy_chart(ranks: EntropyRanks, path: str | Path, note: str = "") -> None:
+    """
+    Draw the density as a heat map, a row a method, and the tail's share as bars beside it.
+
+    Args:
+        ranks ([`EntropyRanks`]): What to draw.
+        path (`str` or `Path`): PNG to write.
+        note (`str`, *optional*): A line below: model, data, step.
+
+    Raises:
+        `ImportError`: matplotlib is not installed.
+    """
+    from matplotlib.ticker import PercentFormatter
+
+    count = len(ranks.methods)
+    figure = new_figure(11, 2.3 + 0.36 * count)
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2), sharey=True)
+    bins = ranks.density.shape[1]
+    # As a multiple of what a blind choice has: 1 means no preference, whatever the number of bins.
+    preference = ranks.density * bins
+    highest = max(2.0, float(np.nanmax(preference)))
+    image = left.imshow(
+        preference,
+        aspect="auto",
+        cmap="Blues",
+        vmin=0,
+        vmax=highest,
+        interpolation="nearest",
+        extent=(0, 100, count - 0.5, -0.5),
+    )
+    left.set_yticks(range(count), ranks.methods)
+    left.set_xlabel("rank of the student's entropy: most uncertain token (0 %) to surest token (100 %)")
+    left.axvline(100 * (1 - ranks.tail), color=COLOURS[5], linewidth=1)
+    bar = figure.colorbar(image, ax=left, pad=0.015, fraction=0.05)
+    bar.set_label("kept tokens, as a multiple\nof a blind choice", fontsize=8, color=QUIET)
+    bar.ax.axhline(1, color=INK, linewidth=1)
+    bar.ax.tick_params(labelsize=8)
+    tidy(left, "Where along the entropy order each method keeps tokens")
+    left.spines[:].set_visible(False)
+
+    places = np.arange(count)
+    share = 100 * ranks.tail_share
+    spread = np.abs(100 * ranks.tail_interval.T - share)
+    right.barh(places, share, color="#9ecae1", height=0.62)
+    right.errorbar(share, places, xerr=spread, fmt="none", ecolor=INK, elinewidth=1, capsize=2.5)
+    for place, reference in zip(places, 100 * ranks.reference):
+        right.plot([reference] * 2, [place - 0.5, place + 0.5], color=COLOURS[5], linestyle=":", linewidth=1.8)
+    reach = float(np.nanmax([100 * ranks.tail_interval[:, 1], 100 * ranks.reference]))
+    for place, value, top in zip(places, share, 100 * ranks.tail_interval[:, 1]):
+        if np.isfinite(value):
+            right.text(max(top, value) + 0.02 * reach, place, f"{value:.2f} %", va="center", fontsize=8.5)
+    right.set(xlim=(0, 1.25 * reach), ylim=(count - 0.5, -0.5))
+    right.xaxis.set_major_formatter(PercentFormatter(decimals=1))
+    right.tick_params(axis="y", length=0, labelleft=False)
+    right.set_xlabel(f"kept tokens that lie among the surest {100 * ranks.tail:g} % of all tokens")
+    tidy(right, f"Share spent on the lowest-entropy {100 * ranks.tail:g} %")
+    for axes in (left, right):
+        axes.xaxis.label.set(fontsize=8.5, color=QUIET)
+    text = (
+        "Left: white, the method never keeps such tokens; every row has the same total. Orange: where the tail begins, "
+        "and (dotted, right) what a choice blind to entropy would spend there.\n"
+        f"Whiskers: bootstrap 95 % over {ranks.responses:,} responses. A share at the dotted line means indifference "
+        "to entropy, not quality."
+    )
+    if ranks.tied > ranks.tail:
+        text += (
+            f" {100 * ranks.tied:.0f} % of the tokens have the entropy of the tail's edge "
+            f"({ranks.tail_entropy:.2g}) and share its ranks evenly."
+        )
+    figure.supxlabel(text + (f"\n{note}" if note else ""), fontsize=8, color=QUIET, x=0.01, ha="left")
+    save(figure, path)
