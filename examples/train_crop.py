@@ -188,6 +188,8 @@ def main(argv: list[str] | None = None) -> None:
     if trainer.accelerator.is_main_process:
         result = {
             "method": args.method if args.train else "base",
+            "retention_ratio": args.retention_ratio,
+            "seed": args.seed,
             "steps": trainer.state.global_step,
             "accuracy_before": before,
             "accuracy_after": after,

@@ -298,7 +298,8 @@ def training_diagnostics(run: str | Path) -> dict[str, Any]:
         run (`str` or `Path`): The trainer's output folder, or a checkpoint in it.
 
     Returns:
-        `dict`: `step`, `budget`, `truncated`; `None` for what was not logged.
+        `dict`: `step`, `budget`, `truncated`; `None` for what was not logged. With the `result.json` of
+        examples/train_crop.py there, also its `method`, `retention_ratio` and `seed`.
 
     Raises:
         `FileNotFoundError`: there is no `trainer_state.json`.
@@ -316,7 +317,10 @@ def training_diagnostics(run: str | Path) -> dict[str, Any]:
     def last(name: str) -> float | None:
         return next((entry[name] for entry in reversed(newest["log_history"]) if name in entry), None)
 
+    own = folder / "result.json"
+    described = json.loads(own.read_text(encoding="utf-8")) if own.is_file() else {}
     return {
+        **{name: described[name] for name in ("method", "retention_ratio", "seed") if name in described},
         "step": newest["global_step"],
         "budget": last("selection/retention_ratio"),
         "truncated": last("completions/clipped_ratio"),

@@ -1,0 +1,122 @@
+"""Budget curves: means, intervals and gains by hand, and every kind of result file."""
+
+import json
+
+import pytest
+
+from crop_trl.analysis.budget_curves import Run, budget_curves, read_runs, save_budget_chart
+
+# The paper's table on the budget in setting A, as far as it is in the text: CROP, and its gains over the best other
+# selector.
+PAPER = {0.05: (0.2626, 0.0159), 0.10: (0.2593, 0.0063), 0.15: (0.2594, 0.0048), 0.20: (0.2678, 0.0141)}
+
+
+def test_means_intervals_and_gains_by_hand():
+    runs = [Run("crop", 0.2, a, s) for s, a in enumerate((0.5, 0.6, 0.7))]
+    runs += [Run("tip", 0.2, a, s) for s, a in enumerate((0.4, 0.6, 0.5))]
+    runs += [Run("entropy", 0.2, 0.3, 0), Run("random", 0.2, 0.9, 0), Run("crop", 0.1, 0.4, 0)]
+    runs += [Run("opd", None, 0.55, 7), Run("base", None, 0.2)]
+    curves = budget_curves(runs)
+    assert list(curves.curves) == ["crop", "entropy", "random", "tip"]
+    assert list(curves.curves["crop"]) == [0.1, 0.2]
+    point = curves.curves["crop"][0.2]
+    # Standard deviation 0.1 over three: 4.303 * 0.1 / sqrt(3).
+    assert point.accuracy == pytest.approx(0.6) and point.runs == 3
+    assert point.interval == pytest.approx((0.6 - 0.24844, 0.6 + 0.24844), abs=1e-4)
+    assert curves.curves["crop"][0.1].interval is None
+    assert curves.dense["base"].accuracy == 0.2
+    small, large = curves.gains
+    assert (small.best, small.over_best) == (None, None)
+    # Random is no rival; against TIP seed by seed 0.1, 0, 0.2.
+    assert large.best == "tip"
+    assert large.over_best.accuracy == pytest.approx(0.1)
+    assert large.over_best.interval == pytest.approx((0.1 - 0.24844, 0.1 + 0.24844), abs=1e-4)
+    # No seed in common: the difference of the means, and no interval.
+    assert large.over_opd.accuracy == pytest.approx(0.05) and large.over_opd.interval is None
+
+
+def test_the_papers_gains_from_a_csv(tmp_path):
+    lines = ["method,retention_ratio,accuracy"]
+    for ratio, (accuracy, gain) in PAPER.items():
+        lines += [f"crop,{ratio},{accuracy}", f"tip,{ratio},{accuracy - gain:.4f}", f"entropy,{ratio},0.2"]
+    lines.append("opd,,0.2382")
+    (tmp_path / "paper.csv").write_text("\n".join(lines) + "\n")
+    curves = budget_curves(read_runs([tmp_path / "paper.csv"]))
+    assert [g.best for g in curves.gains] == ["tip"] * 4
+    assert [round(100 * g.over_best.accuracy, 2) for g in curves.gains] == [1.59, 0.63, 0.48, 1.41]
+    over_opd = [round(100 * g.over_opd.accuracy, 2) for g in curves.gains]
+    assert min(over_opd) == 2.11 and max(over_opd) == 2.96
+    save_budget_chart(curves, tmp_path / "chart.png")
+    assert (tmp_path / "chart.png").stat().st_size > 20_000
+    assert json.loads(json.dumps(curves.to_dict()))["gains"][0]["best"] == "tip"
+
+
+def write(path, **content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+
+
+def trained(folder, method, ratio, seed, before, after):
+    write(folder / "result.json", method=method, retention_ratio=ratio, seed=seed, accuracy_before=before,
+          accuracy_after=after)  # fmt: skip
+
+
+def test_results_of_training_and_evaluation(tmp_path):
+    trained(tmp_path / "a/crop-seed0", "crop", 0.2, 0, 0.3, 0.5)
+    trained(tmp_path / "a/opd-seed0", "opd", 0.2, 0, 0.3, 0.45)
+    trained(tmp_path / "a/base", "base", 0.2, 0, 0.3, None)
+    training = {"method": "tip", "retention_ratio": 0.1, "seed": 3}
+    write(tmp_path / "b/results.json", benchmarks={}, average=0.4, training=training)
+    write(tmp_path / "c/results.json", benchmarks={}, average=0.35, label="base")
+    runs = read_runs([tmp_path / "a", tmp_path / "b/results.json", tmp_path / "c"])
+    # The untrained student of one seed is one student, however many runs began with it.
+    assert set(runs) == {
+        Run("crop", 0.2, 0.5, 0),
+        Run("base", None, 0.3, 0),
+        Run("opd", None, 0.45, 0),
+        Run("tip", 0.1, 0.4, 3),
+        Run("base", None, 0.35),
+    }
+    assert len(runs) == 5
+
+
+def test_what_a_training_run_says_of_itself_reaches_an_evaluation(tmp_path):
+    from crop_trl.evaluation.run import training_diagnostics
+
+    trained(tmp_path, "tip", 0.1, 3, 0.2, 0.4)
+    write(tmp_path / "trainer_state.json", global_step=5, log_history=[{"selection/retention_ratio": 0.09}])
+    said = training_diagnostics(tmp_path)
+    assert said == {"method": "tip", "retention_ratio": 0.1, "seed": 3, "step": 5, "budget": 0.09, "truncated": None}
+
+
+MISTAKES = {
+    "does not exist": "'{}/none' does not exist; give a folder of results",
+    "empty": "'{}/empty' holds no result.json or results.json",
+    "percent.csv": "`accuracy` must be a share between 0 and 1, got 26.8",
+    "columns.csv": "lacks the columns accuracy",
+    "ratio.csv": "method 'crop' needs its `retention_ratio`",
+    "unknown": "does not say what was trained; evaluate it with `--training_run`",
+    "broken": "is no result that can be read",
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes(tmp_path, name):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "percent.csv").write_text("method,accuracy\nopd,26.8\n")
+    (tmp_path / "columns.csv").write_text("method,score\nopd,26.8\n")
+    (tmp_path / "ratio.csv").write_text("method,accuracy\ncrop,0.3\n")
+    write(tmp_path / "unknown/results.json", benchmarks={}, average=0.3, label="mine")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken/result.json").write_text("{")
+    path = tmp_path / ("none" if name == "does not exist" else name)
+    with pytest.raises(ValueError) as caught:
+        read_runs([path])
+    assert MISTAKES[name].format(tmp_path) in str(caught.value)
+
+
+def test_nothing_of_the_method_in_question():
+    with pytest.raises(ValueError, match="`method` 'crop' has no result with a retention ratio; those that have: tip"):
+        budget_curves([Run("tip", 0.2, 0.3)])
+    with pytest.raises(ValueError, match="There is no result"):
+        budget_curves([])
