@@ -11,9 +11,16 @@ from dataclasses import dataclass
 import torch
 
 
+# What one more forward pass costs, in tokens of a full one: launching its kernels, and matrices that do not fill the GPU.
+_PASS_OVERHEAD = 512
+
+
 def group_by_length(lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
     """
     Cut sequences into batches of similar length, each of at most `tokens_per_batch` tokens with its padding.
+
+    Of all ways to cut them in order of length it takes the one with the least padding, where each further batch counts
+    as much as 512 tokens.
 
     Args:
         lengths (sequence of `int`): Tokens of each sequence.
@@ -22,15 +29,26 @@ def group_by_length(lengths: Sequence[int], tokens_per_batch: int) -> list[list[
     Returns:
         `list[list[int]]`: Indices of each batch, longest sequences first, so that memory peaks at once.
     """
-    batches: list[list[int]] = []
-    width = 0
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        if batches and width * (len(batches[-1]) + 1) <= tokens_per_batch:
-            batches[-1].append(index)
-        else:
-            batches.append([index])
-            width = lengths[index]
-    return batches
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    # cost[n]: cheapest way to cut the n longest; starts[n]: where its last batch begins.
+    cost, starts = [0], [0]
+    for stop in range(1, len(order) + 1):
+        best = None
+        for start in range(stop - 1, -1, -1):
+            padded = lengths[order[start]] * (stop - start)
+            if padded > tokens_per_batch and best is not None:
+                break
+            total = cost[start] + padded + _PASS_OVERHEAD
+            if best is None or total < best[0]:
+                best = total, start
+        cost.append(best[0])
+        starts.append(best[1])
+    batches = []
+    stop = len(order)
+    while stop:
+        batches.append(order[starts[stop] : stop])
+        stop = starts[stop]
+    return batches[::-1]
 
 
 def split_balanced(lengths: Sequence[int], num_batches: int) -> list[list[int]]:
