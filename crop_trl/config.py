@@ -93,6 +93,9 @@ class CROPConfig(GRPOConfig):
             Where a local teacher lives: `"resident"` on the training device.
         score_tokens_per_batch (`int`, *optional*, defaults to `16384`):
             Tokens of one scoring forward, padding included.
+        compile_layers (`bool`, *optional*, defaults to `False`):
+            Compile the decoder layers of student and local teacher, see
+            [`~crop_trl.compilation.compile_layers`]; needs `use_vllm`, and costs a minute at the start.
         selection_export_steps (`int`, *optional*, defaults to `0`):
             Write token ids, scores and masks of every n-th step to `selection/` in the output folder; 0: never.
     """
@@ -158,6 +161,9 @@ class CROPConfig(GRPOConfig):
     score_tokens_per_batch: int = field(
         default=16384, metadata={"help": "Tokens of one scoring forward, padding included."}
     )
+    compile_layers: bool = field(
+        default=False, metadata={"help": "Compile the decoder layers of student and local teacher; needs use_vllm."}
+    )
     selection_export_steps: int = field(
         default=0, metadata={"help": "Write scores and masks of every n-th step to the output folder; 0: never."}
     )
@@ -173,6 +179,7 @@ class CROPConfig(GRPOConfig):
             self.vllm_max_model_length = self.max_prompt_length + self.max_completion_length
         super().__post_init__()
         self._check_windows()
+        self._check_compilation()
 
     @property
     def windows_per_generation(self) -> int:
@@ -252,6 +259,19 @@ class CROPConfig(GRPOConfig):
                 f"{self.per_device_train_batch_size}; change one of them."
             )
         return responses // per_micro_step
+
+    def _check_compilation(self) -> None:
+        if not self.compile_layers:
+            return
+        if not self.use_vllm:
+            raise ValueError(
+                "`compile_layers` needs `use_vllm`: plain generation would compile anew for every length of its cache."
+            )
+        if self.deepspeed_plugin is not None and self.deepspeed_plugin.zero_stage == 3:
+            raise ValueError(
+                "`compile_layers` does not work with DeepSpeed ZeRO-3, which gathers weights in hooks within the "
+                "layers; use ZeRO-2, or leave it off."
+            )
 
     def _check_windows(self) -> None:
         accumulation, per_generation = self.gradient_accumulation_steps, self.steps_per_generation

@@ -133,6 +133,8 @@ class CROPTrainer(GRPOTrainer):
         warn_of_coarse_weights(self.model, args.learning_rate)
         student = self.model.get_base_model() if is_peft_model(self.model) else self.model
         add_token_head(student)
+        if args.compile_layers:
+            compile_layers(student)
         self._with_attention_mask = sees_padding(student.config)
         self.scorers: dict[str, Scorer] = {
             "teacher": make_teacher(teacher, self.model, args, self._tokenizer.pad_token_id, self.accelerator.device),

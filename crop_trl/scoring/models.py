@@ -5,6 +5,7 @@ import warnings
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from ..compilation import compile_layers
 from . import Scorer
 from .local import LocalScorer
 
@@ -75,4 +76,6 @@ def make_teacher(
     if any(id(parameter) in own for parameter in teacher.parameters()):
         raise ValueError("Student and teacher share weights; pass a copy of the model, or its path, as `teacher`.")
     teacher = teacher.to(device).eval().requires_grad_(False)
+    if args.compile_layers:
+        compile_layers(teacher)
     return LocalScorer(teacher, args.score_top_k, pad_token_id, args.score_tokens_per_batch)

@@ -1,0 +1,30 @@
+"""Compiled decoder layers, for scoring and for the update."""
+
+import torch
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+
+def compile_layers(model: torch.nn.Module) -> None:
+    """
+    Compile the decoder layers of a model, in place: one graph for all of them and for every length.
+
+    What is between the matrix products (norms, rotary positions, activations, casts) becomes a few kernels. Layers are
+    compiled one by one rather than the model as a whole, so that a deep model takes no longer than one of its layers,
+    checkpointing works as before, and names and weights stay what they were.
+
+    Args:
+        model ([`~torch.nn.Module`]): A Transformers model, or a wrapper of one, before it runs.
+
+    Raises:
+        `ValueError`: nothing in it is a decoder layer as Transformers marks them.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ValueError(
+            f"`compile_layers` found no decoder layers in {type(model).__name__}; leave it off for this model."
+        )
+    # One graph serves rows and lengths of every size but one; the limit is per function, shared by all layers, in
+    # training, in scoring, and with a row alone.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 32)
+    for layer in layers:
+        layer.compile(dynamic=True)
