@@ -23,6 +23,7 @@ from trl.models.utils import disable_gradient_checkpointing
 
 from . import data, methods
 from .callbacks import RolloutRecord, StepCounter, notify_rollout
+from .compilation import compile_layers
 from .config import CROPConfig
 from .distributed import RunningMeans, gather_ragged
 from .divergence import residual_mass

@@ -29,9 +29,7 @@ def test_scores_and_gradients_are_those_of_the_plain_model():
         model.train().gradient_checkpointing_enable()
         for rows in ([0, 1], [2, 3, 4], [4]):
             batch = pack(prompts, responses, rows, 0)
-            output = model(
-                input_ids=batch.input_ids, head_positions=batch.positions, head_targets=batch.targets
-            )
+            output = model(input_ids=batch.input_ids, head_positions=batch.positions, head_targets=batch.targets)
             output.logprobs.sum().backward()
     for (name, ours), theirs in zip(compiled.named_parameters(), plain.parameters(), strict=True):
         assert torch.allclose(ours.grad, theirs.grad, rtol=1e-3, atol=1e-5), name

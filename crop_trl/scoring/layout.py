@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-
-# What one more forward pass costs, in tokens of a full one: launching its kernels, and matrices that do not fill the GPU.
+# What one more forward pass costs, in tokens of a full one: kernel launches, and matrices that do not fill the GPU.
 _PASS_OVERHEAD = 512
 
 
