@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 # hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim, vocab_size,
 # tie_word_embeddings
 SHAPES = {
-    "tiny": (64, 128, 2, 4, 2, 16, 2_048, True),
+    "tiny": (64, 128, 2, 2, 1, 32, 2_048, True),
     "0.6B": (1024, 3072, 28, 16, 8, 128, 151_936, True),
     "1.7B": (2048, 6144, 28, 16, 8, 128, 151_936, True),
     "4B": (2560, 9728, 36, 32, 8, 128, 151_936, True),
@@ -62,6 +62,15 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
     )
+
+
+def save_model(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: str) -> Qwen3ForCausalLM:
+    """Write a model to disk in bf16, where an engine can load it from, and let the model know its place."""
+    dtype = model.dtype
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    model.config._name_or_path = model.name_or_path = folder
+    return model.to(dtype)
 
 
 def draw_lengths(count: int, mean: float = 1_500, longest: int = 4_096, seed: int = 0) -> list[int]:

@@ -57,7 +57,6 @@ def run(kind, model, args, rows: int, methods=(), checkpointing: bool = True, pr
     shared = dict(train_dataset=data, processing_class=make_tokenizer())
     if kind is GivenCROP:
         teacher = UniformTeacher(16, model.config.vocab_size, args.device)
-        settings.update(preflight=False) if "preflight" in CROPConfig.__dataclass_fields__ else None
         trainer = kind(model, teacher, args=CROPConfig(**settings), **shared)
     else:
         trainer = kind(model, reward, args=GRPOConfig(**settings), **shared)

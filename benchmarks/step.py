@@ -1,0 +1,132 @@
+"""A whole step with rollouts from colocated vLLM: CROP against pure on-policy distillation.
+
+    python benchmarks/step.py
+
+One trainer takes the methods in turns, so that both sides see the same engine, models and response lengths. Random
+weights; the engine is told how long each response is. `--ahead` also takes CROP steps whose finished responses are
+scored while others are still being written.
+"""
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+import torch
+from ahead import AheadScorer, watch
+from baseline import record
+from datasets import Dataset
+from shapes import draw_lengths, draw_rows, make_model, make_tokenizer, save_model
+from trainers import StepClock, given_lengths
+
+from crop_trl import CROPConfig, CROPTrainer
+from crop_trl.signals import tokenize_variants
+
+PARTS = ("step", "seconds/rollout", "seconds/scoring", "update")
+
+
+def make_trainer(args, methods: list[str]) -> CROPTrainer:
+    """A trainer with random models and, with `use_vllm`, an engine whose response lengths are given."""
+    cuda = args.device.startswith("cuda")
+    folder = tempfile.mkdtemp()
+    settings = CROPConfig(
+        output_dir=folder,
+        use_cpu=not cuda,
+        bf16=cuda,
+        method=methods[0],
+        per_device_train_batch_size=args.rows,
+        gradient_accumulation_steps=args.responses // args.rows,
+        max_completion_length=args.longest,
+        gradient_checkpointing=args.checkpointing,
+        compile_layers=args.compile and cuda,
+        max_steps=len(methods) * (1 + args.repeats),
+        use_vllm=args.vllm,
+        vllm_mode="colocate",
+        vllm_enable_sleep_mode=cuda,
+        vllm_gpu_memory_utilization=args.vllm_memory,
+        teacher_placement=args.placement,
+        save_strategy="no",
+        report_to="none",
+        logging_steps=1,
+        disable_tqdm=True,
+    )
+    tokenizer = make_tokenizer()
+    student = save_model(make_model(args.student, args.device), tokenizer, f"{folder}/student")
+    teacher = make_model(args.teacher, args.device, torch.bfloat16 if cuda else torch.float32, seed=1)
+    rows = draw_rows(args.responses // 4 * (settings.max_steps + 1))
+    trainer = CROPTrainer(
+        student, teacher, args=settings, train_dataset=Dataset.from_list(rows), processing_class=tokenizer
+    )
+    if args.vllm:
+        given_lengths(trainer.vllm_generation.llm, draw_lengths(args.responses, args.mean, args.longest))
+    return trainer
+
+
+def score_ahead(trainer: CROPTrainer) -> AheadScorer:
+    """Let a trainer's teacher score responses as the engine finishes them."""
+    ahead = trainer.scorers["teacher"] = AheadScorer(trainer.scorers["teacher"])
+    generate = trainer._generate_and_score_completions
+
+    def begin(inputs):
+        variants = [
+            tokenize_variants(inputs, kind, lambda several: trainer._tokenize_prompts(several)[0])
+            for kind in ("original", "paraphrase", "counterfactual")
+        ]
+        ahead.begin([[ids for kind in row for ids in kind] for row in zip(*variants, strict=True)])
+        return generate(inputs)
+
+    trainer._generate_and_score_completions = begin
+    watch(trainer.vllm_generation.llm, ahead.finished)
+    return ahead
+
+
+def main() -> None:
+    """Parse, measure, record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--student", default="1.7B")
+    parser.add_argument("--teacher", default="4B")
+    parser.add_argument("--responses", type=int, default=64)
+    parser.add_argument("--mean", type=float, default=1_500)
+    parser.add_argument("--longest", type=int, default=4_096)
+    parser.add_argument("--rows", type=int, default=4, help="responses of a micro-batch, on average")
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--placement", default="resident")
+    parser.add_argument("--vllm-memory", type=float, default=0.35)
+    parser.add_argument("--vllm", action=argparse.BooleanOptionalAction, default=torch.cuda.is_available())
+    parser.add_argument("--checkpointing", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=False)
+    parser.add_argument("--ahead", action="store_true")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--output", type=Path, help="folder of the baseline files")
+    args = parser.parse_args()
+
+    methods = ["crop", "opd"]
+    trainer = make_trainer(args, methods)
+    clock = StepClock(args.device, methods)
+    clock.attach(trainer)
+    trainer.train()
+    for row in clock.rows:
+        print(json.dumps(row), flush=True)
+    medians = {m: {part: round(clock.median(part, m), 3) for part in PARTS} for m in methods}
+    peak = torch.cuda.max_memory_allocated() / 2**30 if args.device.startswith("cuda") else 0.0
+    details = {"student": args.student, "teacher": args.teacher, "responses": args.responses, "parts": medians}
+    details.update(compiled=args.compile, checkpointing=args.checkpointing, peak_gib=round(peak, 2))
+    record("crop_over_opd", medians["crop"]["step"], medians["opd"]["step"], args.device, args.output, **details)
+    if args.ahead:
+        ahead = score_ahead(trainer)
+        for enabled in (False, True):
+            ahead.enabled = enabled
+            clock.methods, clock.rows = ["crop"], []
+            trainer.args.max_steps, trainer.state.global_step = 1 + args.repeats, 0
+            trainer.train()
+            for row in clock.rows:
+                print(json.dumps({"ahead": enabled, "sequences_ahead": ahead.ahead, **row}), flush=True)
+            parts = {part: round(clock.median(part), 3) for part in PARTS}
+            print(json.dumps({"ahead": enabled, "sequences_ahead": ahead.ahead, **parts}), flush=True)
+            if enabled:
+                record("scoring_ahead", parts["step"], behind["step"], args.device, args.output, parts=[parts, behind])
+            behind = parts
+
+
+if __name__ == "__main__":
+    main()
