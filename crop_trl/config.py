@@ -11,6 +11,7 @@ from trl import GRPOConfig
 
 from .methods import SelectionSettings, get_method
 from .selection import response_budget
+from .sharding import check_launch
 
 # What the masked distillation loss does not define, by field: the only value that works, and why.
 _FIXED = {
@@ -25,6 +26,9 @@ _FIXED = {
     "off_policy_mask_threshold": (None, "it would drop whole responses behind the budget's back"),
     "vllm_importance_sampling_correction": (False, "it would drop whole responses; the gap to the engine is logged"),
 }
+
+
+_PLACEMENTS = ("resident", "sharded")
 
 
 def _check_number(name: str, value, low: float, whole: bool = False):
@@ -90,7 +94,8 @@ class CROPConfig(GRPOConfig):
         teacher_server_urls (`list[str]`, *optional*):
             Base URLs of OpenAI-compatible servers that hold the teacher.
         teacher_placement (`str`, *optional*, defaults to `"resident"`):
-            Where a local teacher lives: `"resident"` on the training device.
+            Where a local teacher lives: `"resident"`, whole on each training device, or `"sharded"`, spread over them
+            as ZeRO-3 or FSDP2 spreads the student.
         score_tokens_per_batch (`int`, *optional*, defaults to `16384`):
             Tokens of one scoring forward, padding included.
         compile_layers (`bool`, *optional*, defaults to `False`):
@@ -156,7 +161,7 @@ class CROPConfig(GRPOConfig):
         default=None, metadata={"help": "Base URLs of OpenAI-compatible servers that hold the teacher."}
     )
     teacher_placement: str = field(
-        default="resident", metadata={"help": "Where a local teacher lives: resident on the training device."}
+        default="resident", metadata={"help": "Where a local teacher lives: resident or sharded."}
     )
     score_tokens_per_batch: int = field(
         default=16384, metadata={"help": "Tokens of one scoring forward, padding included."}
@@ -178,6 +183,7 @@ class CROPConfig(GRPOConfig):
         if self.use_vllm and self.vllm_max_model_length is None and self.max_prompt_length is not None:
             self.vllm_max_model_length = self.max_prompt_length + self.max_completion_length
         super().__post_init__()
+        check_launch(self)
         self._check_windows()
         self._check_compilation()
 
@@ -218,8 +224,10 @@ class CROPConfig(GRPOConfig):
         _check_number("iw_max_weight", self.iw_max_weight, 1)
         if self.credit_lambda is not None:
             _check_number("credit_lambda", self.credit_lambda, 0)
-        if self.teacher_placement != "resident":
-            raise ValueError(f"`teacher_placement` {self.teacher_placement!r} is not known: choose 'resident'.")
+        if self.teacher_placement not in _PLACEMENTS:
+            raise ValueError(
+                f"`teacher_placement` {self.teacher_placement!r} is not known: choose one of {', '.join(_PLACEMENTS)}."
+            )
         if self.teacher_server_urls:
             raise ValueError("`teacher_server_urls` is not supported yet; set `teacher_model_name_or_path` instead.")
 

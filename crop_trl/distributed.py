@@ -1,5 +1,7 @@
 """The few collective operations the trainer needs."""
 
+from collections.abc import Callable
+
 import torch
 from accelerate import Accelerator
 
@@ -22,6 +24,15 @@ def gather_ragged(values: torch.Tensor, accelerator: Accelerator) -> torch.Tenso
     padded[: values.numel()] = values
     gathered = accelerator.gather(padded).view(len(lengths), -1)
     return torch.cat([row[:length] for row, length in zip(gathered, lengths, strict=True)])
+
+
+def largest_of(accelerator: Accelerator) -> Callable[[int], int]:
+    """A function that takes a number on each process and returns the largest of them on all."""
+
+    def largest(number: int) -> int:
+        return int(accelerator.gather(torch.tensor([number], device=accelerator.device)).max())
+
+    return largest
 
 
 class RunningMeans:

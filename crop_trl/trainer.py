@@ -25,7 +25,7 @@ from . import data, methods
 from .callbacks import RolloutRecord, StepCounter, notify_rollout
 from .compilation import compile_layers
 from .config import CROPConfig
-from .distributed import RunningMeans, gather_ragged
+from .distributed import RunningMeans, gather_ragged, largest_of
 from .divergence import residual_mass
 from .export import SelectionExport
 from .loss import opd_advantages, sampled_opd_loss
@@ -33,6 +33,7 @@ from .scoring import Scorer, TopKLogprobs
 from .scoring.head import add_token_head, sees_padding
 from .scoring.local import LocalScorer
 from .scoring.models import check_adapter, make_teacher, warn_of_coarse_weights
+from .sharding import is_sharded, keep_full_outputs
 from .signals import NEGATIVE, PROMPT_COLUMNS, collect_signals, draw_negatives, prompt_kinds, tokenize_variants
 from .update import MicroBatch, Rollout, cut_rollout, make_micro_batch
 
@@ -131,6 +132,7 @@ class CROPTrainer(GRPOTrainer):
         if args.selection_export_steps:
             self.add_callback(SelectionExport(args.output_dir, args.selection_export_steps))
 
+        keep_full_outputs(self.accelerator)
         warn_of_coarse_weights(self.model, args.learning_rate)
         student = self.model.get_base_model() if is_peft_model(self.model) else self.model
         add_token_head(student)
@@ -138,13 +140,14 @@ class CROPTrainer(GRPOTrainer):
             compile_layers(student)
         self._with_attention_mask = sees_padding(student.config)
         self.scorers: dict[str, Scorer] = {
-            "teacher": make_teacher(teacher, self.model, args, self._tokenizer.pad_token_id, self.accelerator.device),
+            "teacher": make_teacher(teacher, self.model, args, self._tokenizer.pad_token_id, self.accelerator),
             "student": LocalScorer(
                 self.model,
                 args.score_top_k,
                 self._tokenizer.pad_token_id,
                 args.score_tokens_per_batch,
                 context=self.accelerator.autocast,
+                agree=largest_of(self.accelerator) if is_sharded(self.accelerator) else None,
             ),
         }
 

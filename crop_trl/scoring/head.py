@@ -7,6 +7,7 @@ the wrapped module itself is called. So a model is patched before it is wrapped,
 
 import functools
 import types
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +15,6 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 from trl.kernels.chunked_logprob import ChunkedLogProbFunction
-from trl.trainer.utils import maybe_gather_lm_head_ctx
 
 from .topk import head_transform, topk_projection
 
@@ -51,6 +51,22 @@ def has_token_head(model) -> bool:
     return getattr(getattr(model.forward, "__func__", None), "is_token_head", False)
 
 
+def call_as(module: torch.nn.Module, function: Callable, *args):
+    """
+    Call `function` as if it were the forward of `module`: its hooks fire, and weights that are spread over processes
+    are gathered for the forward and again for the backward.
+    """
+    own = module.__dict__.get("forward")
+    module.forward = function
+    try:
+        return module(*args)
+    finally:
+        if own is None:
+            del module.forward
+        else:
+            module.forward = own
+
+
 def add_token_head(model: PreTrainedModel) -> None:
     """
     Teach `model` to project chosen positions; its ordinary forward, and so `generate`, stay as they were.
@@ -85,22 +101,25 @@ def add_token_head(model: PreTrainedModel) -> None:
             )
         # Looked up at each call: FSDP and PEFT replace the head after patching.
         head = self.get_output_embeddings()
-        weight, bias = head.weight, head.bias
-        if isinstance(weight, DTensor):
-            weight = weight.full_tensor()
-            bias = None if bias is None else bias.full_tensor()
-        chosen = hidden.reshape(-1, hidden.size(-1)).index_select(0, head_positions).to(weight.device)
-        targets = head_targets.to(weight.device)
-        with maybe_gather_lm_head_ctx(weight, bias):
+        chosen = hidden.reshape(-1, hidden.size(-1)).index_select(0, head_positions)
+
+        def project(chosen, targets):
+            weight, bias = head.weight, head.bias
+            if isinstance(weight, DTensor):
+                weight = weight.full_tensor()
+                bias = None if bias is None else bias.full_tensor()
+            chosen, targets = chosen.to(weight.device), targets.to(weight.device)
             if top_k is not None:
-                ids, logprobs, target_logprobs = topk_projection(
-                    chosen, weight, targets, top_k, bias=bias, softcap=softcap, scale=scale
-                )
-                return TokenHeadOutput(logprobs=target_logprobs, topk_ids=ids, topk_logprobs=logprobs)
+                return topk_projection(chosen, weight, targets, top_k, bias=bias, softcap=softcap, scale=scale)
             logprobs, entropy, *_ = ChunkedLogProbFunction.apply(
                 chosen, weight, bias, targets, 1.0, min(_CHUNK, weight.size(0)), softcap, scale, ("entropy",)
             )
-        return TokenHeadOutput(logprobs=logprobs, entropy=entropy)
+            return logprobs, entropy
+
+        output = call_as(head, project, chosen, head_targets)
+        if top_k is not None:
+            return TokenHeadOutput(logprobs=output[2], topk_ids=output[0], topk_logprobs=output[1])
+        return TokenHeadOutput(logprobs=output[0], entropy=output[1])
 
     forward.is_token_head = True
     model.forward = types.MethodType(forward, model)

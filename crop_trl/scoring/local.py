@@ -6,9 +6,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
+from transformers import PreTrainedModel
 
-from .head import add_token_head, sees_padding
-from .layout import group_by_length, pack
+from .head import TokenHeadOutput, add_token_head, sees_padding
+from .layout import PackedBatch, group_by_length, pack
 from .topk import TopKLogprobs
 
 
@@ -55,6 +56,9 @@ class LocalScorer:
             Tokens of one forward pass, padding included.
         context (`Callable`, *optional*):
             Makes a context manager round each forward, such as `accelerator.autocast`.
+        agree (`Callable`, *optional*):
+            For a model that is spread over processes, all of which have to make the same number of forwards: takes the
+            number that this process needs and returns the largest on any.
     """
 
     def __init__(
@@ -64,16 +68,19 @@ class LocalScorer:
         pad_token_id: int,
         tokens_per_batch: int = 16384,
         context: Callable[[], AbstractContextManager] = nullcontext,
+        agree: Callable[[int], int] | None = None,
     ):
         self.model = model
         self.top_k = top_k
         self.pad_token_id = pad_token_id
         self.tokens_per_batch = tokens_per_batch
         self.context = context
+        self.agree = agree
         self.stats = ScoringStats()
-        if hasattr(model, "get_output_embeddings") and not hasattr(model, "peft_config"):
+        if isinstance(model, PreTrainedModel):
             add_token_head(model)
-        self._with_attention_mask = sees_padding(model.config)
+        self._config = getattr(model, "module", model).config
+        self._with_attention_mask = sees_padding(self._config)
 
     @torch.no_grad()
     def score(
@@ -103,14 +110,15 @@ class LocalScorer:
         started = time.perf_counter()
         device = next(self.model.parameters()).device
         top_k = self.top_k if top_k is None else top_k
-        k = min(top_k, self.model.config.get_text_config().vocab_size)
+        k = min(top_k, self._config.get_text_config().vocab_size)
         shape = (len(completion_ids), max(map(len, completion_ids), default=0))
         token_ids = torch.zeros((*shape, k), dtype=torch.int32, device=device)
         logprobs = torch.zeros((*shape, k), dtype=torch.float32, device=device)
         sampled_logprobs = torch.zeros(shape, dtype=torch.float32, device=device)
 
         lengths = [len(p) + len(c) for p, c in zip(prompt_ids, completion_ids, strict=True)]
-        for rows in group_by_length(lengths, self.tokens_per_batch):
+        groups = group_by_length(lengths, self.tokens_per_batch)
+        for rows in groups:
             batch = pack(
                 prompt_ids, completion_ids, rows, self.pad_token_id, with_attention_mask=self._with_attention_mask
             )
@@ -118,21 +126,30 @@ class LocalScorer:
             self.stats.sequences += len(rows)
             self.stats.tokens += batch.num_tokens
             self.stats.padded_tokens += batch.input_ids.numel()
-            batch.to(device)
-            with self.context():
-                output = self.model(
-                    input_ids=batch.input_ids,
-                    attention_mask=batch.attention_mask,
-                    head_positions=batch.positions,
-                    head_targets=batch.targets,
-                    top_k=k,
-                )
+            output = self._forward(batch.to(device), k)
             where = (batch.rows, batch.columns)
             token_ids[where] = output.topk_ids.to(device)
             logprobs[where] = output.topk_logprobs.float().to(device)
             sampled_logprobs[where] = output.logprobs.float().to(device)
+        if self.agree is not None:
+            one_token = [[self.pad_token_id]]
+            for _ in range(self.agree(len(groups)) - len(groups)):
+                batch = pack(
+                    one_token, one_token, [0], self.pad_token_id, with_attention_mask=self._with_attention_mask
+                )
+                self._forward(batch.to(device), k)
 
         completion_lengths = torch.tensor([len(c) for c in completion_ids], device=device)
         mask = torch.arange(shape[1], device=device) < completion_lengths[:, None]
         self.stats.seconds += time.perf_counter() - started
         return TopKLogprobs(token_ids, logprobs, sampled_logprobs, mask)
+
+    def _forward(self, batch: PackedBatch, top_k: int) -> TokenHeadOutput:
+        with self.context():
+            return self.model(
+                input_ids=batch.input_ids,
+                attention_mask=batch.attention_mask,
+                head_positions=batch.positions,
+                head_targets=batch.targets,
+                top_k=top_k,
+            )

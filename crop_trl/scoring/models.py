@@ -1,12 +1,18 @@
 """Students and teachers before training starts: what they may be, and how a teacher is loaded."""
 
 import warnings
+from contextlib import nullcontext
 
 import torch
+from accelerate import Accelerator
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from trl.distributed import DistributedBackend
 
 from ..compilation import compile_layers
+from ..distributed import largest_of
+from ..sharding import load_whole, shard_teacher
 from . import Scorer
+from .head import add_token_head
 from .local import LocalScorer
 
 
@@ -34,7 +40,7 @@ def warn_of_coarse_weights(student: torch.nn.Module, learning_rate: float) -> No
 
 
 def make_teacher(
-    teacher: str | PreTrainedModel | Scorer, student: PreTrainedModel, args, pad_token_id: int, device: torch.device
+    teacher: str | PreTrainedModel | Scorer, student: PreTrainedModel, args, pad_token_id: int, accelerator: Accelerator
 ) -> Scorer:
     """
     The scorer of a teacher.
@@ -45,25 +51,28 @@ def make_teacher(
         student ([`~transformers.PreTrainedModel`]):
             What it has to fit.
         args ([`~crop_trl.CROPConfig`]):
-            Precision, keyword arguments of loading, K and the tokens of a batch.
+            Precision, keyword arguments of loading, placement, K and the tokens of a batch.
         pad_token_id (`int`):
             Any valid id.
-        device (`torch.device`):
-            Where a model goes.
+        accelerator ([`~accelerate.Accelerator`]):
+            Device of a model, and how weights are spread over processes.
 
     Returns:
         [`~crop_trl.scoring.Scorer`]; a model is put into evaluation mode and takes no gradient.
 
     Raises:
-        `ValueError`: fewer vocabulary entries than the student, or weights shared with it.
+        `ValueError`: fewer vocabulary entries than the student, weights shared with it, or a part of them only.
     """
+    sharded = args.teacher_placement == "sharded"
     if isinstance(teacher, str):
         init_kwargs = {
             "dtype": "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32",
             "trust_remote_code": args.trust_remote_code,
             **(args.teacher_init_kwargs or {}),
         }
-        teacher = AutoModelForCausalLM.from_pretrained(teacher, **init_kwargs)
+        # ZeRO-3 splits the weights as they are read, so that no process ever holds them all.
+        with nullcontext() if sharded and DistributedBackend(accelerator).is_zero3 else load_whole():
+            teacher = AutoModelForCausalLM.from_pretrained(teacher, **init_kwargs)
     if not isinstance(teacher, PreTrainedModel):
         return teacher
     entries, sampled = (model.config.get_text_config().vocab_size for model in (teacher, student))
@@ -75,7 +84,17 @@ def make_teacher(
     own = {id(parameter) for parameter in student.parameters()}
     if any(id(parameter) in own for parameter in teacher.parameters()):
         raise ValueError("Student and teacher share weights; pass a copy of the model, or its path, as `teacher`.")
-    teacher = teacher.to(device).eval().requires_grad_(False)
+    teacher = teacher.eval().requires_grad_(False)
+    scoring = (args.score_top_k, pad_token_id, args.score_tokens_per_batch)
+    if sharded:
+        add_token_head(teacher)
+        return LocalScorer(shard_teacher(teacher, accelerator), *scoring, agree=largest_of(accelerator))
+    if any(hasattr(parameter, "ds_id") for parameter in teacher.parameters()):
+        raise ValueError(
+            "`teacher` is a model that ZeRO-3 split as it was loaded; pass its path, or set `teacher_placement` to "
+            "'sharded'."
+        )
+    teacher = teacher.to(accelerator.device)
     if args.compile_layers:
         compile_layers(teacher)
-    return LocalScorer(teacher, args.score_top_k, pad_token_id, args.score_tokens_per_batch)
+    return LocalScorer(teacher, *scoring)

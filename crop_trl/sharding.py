@@ -1,0 +1,129 @@
+"""Models whose weights are spread over processes, by DeepSpeed ZeRO-3 or by FSDP2.
+
+Every forward of such a model gathers weights from all processes, so each process has to make the same number of them.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import patch_environment
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from transformers import PreTrainedModel
+from transformers.integrations import deepspeed as hf_deepspeed
+from trl.distributed import DistributedBackend
+from trl.models import prepare_deepspeed
+
+
+def _flag(name: str) -> bool:
+    return os.environ.get(name, "false").lower() in ("true", "1")
+
+
+def _zero_stage(args) -> int:
+    return 0 if args.deepspeed_plugin is None else args.deepspeed_plugin.zero_stage
+
+
+def _fsdp_version(args) -> int:
+    """Version of FSDP that the launcher or the arguments ask for; 0: none."""
+    if _flag("ACCELERATE_USE_FSDP"):
+        return int(os.environ.get("FSDP_VERSION", "1"))
+    return int((args.fsdp_config or {}).get("version", 1)) if args.fsdp else 0
+
+
+def check_launch(args) -> None:
+    """
+    Raise `ValueError` when the launcher asked for something other than what would run, or than what the teacher needs.
+
+    Args:
+        args ([`~crop_trl.CROPConfig`]): After its devices are set up.
+    """
+    launched, joined = int(os.environ.get("WORLD_SIZE", "1")), args.world_size
+    if "LOCAL_RANK" in os.environ and launched != joined:
+        raise ValueError(
+            f"The launcher started {launched} processes, but each would train as one of {joined}; on CPUs set "
+            "`ddp_backend` to 'gloo' for DeepSpeed and `use_cpu` to true for anything else."
+        )
+    fsdp, on_cpu = _fsdp_version(args), args.distributed_state.distributed_type.value == "MULTI_CPU"
+    for setting, asked in (("DeepSpeed", _zero_stage(args) > 0), ("FSDP", fsdp > 0)):
+        if asked and on_cpu:
+            raise ValueError(
+                f"{setting} was asked for, but with `use_cpu` plain data-parallel training would run; leave `use_cpu` "
+                "false (DeepSpeed on CPUs takes `ddp_backend` 'gloo'), or launch without it."
+            )
+    if fsdp == 1:
+        raise ValueError("FSDP version 1 is not supported, it flattens the output head; set `fsdp_version` to 2.")
+    if args.teacher_placement == "sharded" and _zero_stage(args) != 3 and fsdp != 2:
+        raise ValueError(
+            "`teacher_placement` 'sharded' needs a launch with DeepSpeed ZeRO-3 or FSDP2 on several processes, such as "
+            "accelerate_configs/zero3.yaml; choose 'resident' for any other."
+        )
+
+
+def is_sharded(accelerator: Accelerator) -> bool:
+    """Whether the model in training is spread over processes, so that each must make as many forwards as the others."""
+    backend = DistributedBackend(accelerator)
+    return backend.is_zero3 or backend.fsdp_version == 2
+
+
+def keep_full_outputs(accelerator: Accelerator) -> None:
+    """
+    Make FSDP2 leave the type of what a model returns alone, and sum gradients in fp32.
+
+    By default log-probabilities would be rounded to the type of mixed precision, three digits for bf16, after all care
+    was taken to compute them in fp32. Called before the model is wrapped.
+    """
+    plugin = getattr(accelerator.state, "fsdp_plugin", None)
+    policy = getattr(plugin, "mixed_precision_policy", None)
+    if isinstance(policy, MixedPrecisionPolicy):
+        plugin.mixed_precision_policy = MixedPrecisionPolicy(
+            param_dtype=policy.param_dtype,
+            reduce_dtype=torch.float32,
+            output_dtype=None,
+            cast_forward_inputs=policy.cast_forward_inputs,
+        )
+
+
+@contextmanager
+def load_whole() -> Iterator[None]:
+    """
+    Let `from_pretrained` give every process all weights.
+
+    Otherwise it splits them as it loads under ZeRO-3, and under FSDP it may read them in the first process alone, since
+    it takes every model for the one that is going to be trained.
+    """
+    reference = hf_deepspeed._hf_deepspeed_config_weak_ref
+    config = None if reference is None else reference()
+    hf_deepspeed.unset_hf_deepspeed_config()
+    try:
+        with patch_environment(FSDP_CPU_RAM_EFFICIENT_LOADING="false"):
+            yield
+    finally:
+        if config is not None:
+            hf_deepspeed.set_hf_deepspeed_config(config)
+
+
+def shard_teacher(teacher: PreTrainedModel, accelerator: Accelerator) -> torch.nn.Module:
+    """
+    Spread a teacher's weights over all processes.
+
+    Args:
+        teacher ([`~transformers.PreTrainedModel`]):
+            In evaluation mode, patched by [`~crop_trl.scoring.head.add_token_head`].
+        accelerator ([`~accelerate.Accelerator`]):
+            Of a run under ZeRO-3 or FSDP2.
+
+    Returns:
+        `torch.nn.Module` to call in its place.
+    """
+    if DistributedBackend(accelerator).is_zero3:
+        return prepare_deepspeed(teacher, accelerator)
+    # A unit for each decoder layer: as a single one, the model would be gathered whole in every forward.
+    layers = set(teacher._no_split_modules or ())
+    for module in list(teacher.modules()):
+        if type(module).__name__ in layers:
+            fully_shard(module)
+    # Embedding and head are dropped after a forward too, since no backward follows.
+    fully_shard(teacher, reshard_after_forward=True)
+    return teacher
