@@ -29,7 +29,9 @@ def make_tokenizer(pad_token: str = "<pad>") -> PreTrainedTokenizerFast:
     )
 
 
-def make_model(seed: int = 0, hidden: int = 32, vocab: int | None = None, layers: int = 2) -> Qwen3ForCausalLM:
+def make_model(
+    seed: int = 0, hidden: int = 32, vocab: int | None = None, layers: int = 2, tied: bool = True
+) -> Qwen3ForCausalLM:
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=vocab or len(SPECIAL) + len(WORDS),
@@ -39,7 +41,7 @@ def make_model(seed: int = 0, hidden: int = 32, vocab: int | None = None, layers
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=8,
-        tie_word_embeddings=True,
+        tie_word_embeddings=tied,
         eos_token_id=1,
         pad_token_id=0,
         bos_token_id=None,
@@ -71,7 +73,16 @@ def make_rows(n: int, seed: int = 0, conversational: bool = True) -> Dataset:
     return Dataset.from_list(rows)
 
 
-def make_trainer(output_dir, student=None, teacher=None, rows=None, tokenizer=None, trainer_class=None, **overrides):
+def make_trainer(
+    output_dir,
+    student=None,
+    teacher=None,
+    rows=None,
+    tokenizer=None,
+    trainer_class=None,
+    config_class=None,
+    **overrides,
+):
     """A trainer on the CPU: 8 responses of at most 12 tokens a step, random student and teacher."""
     from crop_trl import CROPConfig, CROPTrainer
 
@@ -99,7 +110,7 @@ def make_trainer(output_dir, student=None, teacher=None, rows=None, tokenizer=No
     return (trainer_class or CROPTrainer)(
         model=make_model(0) if student is None else student,
         teacher=make_model(1, hidden=48) if teacher is None else teacher,
-        args=CROPConfig(**{**settings, **overrides}),
+        args=(config_class or CROPConfig)(**{**settings, **overrides}),
         train_dataset=make_rows(16) if rows is None else rows,
         processing_class=make_tokenizer() if tokenizer is None else tokenizer,
         **trainer_arguments,

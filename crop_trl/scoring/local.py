@@ -118,6 +118,8 @@ class LocalScorer:
 
         lengths = [len(p) + len(c) for p, c in zip(prompt_ids, completion_ids, strict=True)]
         groups = group_by_length(lengths, self.tokens_per_batch)
+        # Before the first forward: in between, one process would gather weights while another counts.
+        idle = 0 if self.agree is None else self.agree(len(groups)) - len(groups)
         for rows in groups:
             batch = pack(
                 prompt_ids, completion_ids, rows, self.pad_token_id, with_attention_mask=self._with_attention_mask
@@ -131,13 +133,10 @@ class LocalScorer:
             token_ids[where] = output.topk_ids.to(device)
             logprobs[where] = output.topk_logprobs.float().to(device)
             sampled_logprobs[where] = output.logprobs.float().to(device)
-        if self.agree is not None:
-            one_token = [[self.pad_token_id]]
-            for _ in range(self.agree(len(groups)) - len(groups)):
-                batch = pack(
-                    one_token, one_token, [0], self.pad_token_id, with_attention_mask=self._with_attention_mask
-                )
-                self._forward(batch.to(device), k)
+        one_token = [[self.pad_token_id]]
+        for _ in range(idle):
+            batch = pack(one_token, one_token, [0], self.pad_token_id, with_attention_mask=self._with_attention_mask)
+            self._forward(batch.to(device), k)
 
         completion_lengths = torch.tensor([len(c) for c in completion_ids], device=device)
         mask = torch.arange(shape[1], device=device) < completion_lengths[:, None]

@@ -1,58 +1,106 @@
-"""One or more training steps on rollouts that depend on the prompt alone, so that runs of any shape sample the same.
+"""One training step on rollouts that depend on the prompt alone, so that runs of any shape sample the same.
 
-Started by `accelerate launch` or `torchrun`; process 0 writes loss, gradient norm, selected tokens and the resulting
-weights.
+Started by `accelerate launch` or `torchrun`; process 0 writes masks, loss, gradient norm and the resulting weights of
+every case. A case is `method/placement/head`, such as `crop/sharded/untied`.
 """
 
 import argparse
 import hashlib
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
+from launching import accelerator_settings, local_share, whole_weights
 from tiny import make_model, make_trainer, metric
+from trl.distributed import DistributedBackend
 
-from crop_trl import CROPTrainer
+from crop_trl import CROPConfig, CROPTrainer
+
+MAX_LENGTH = 12
+
+
+@dataclass
+class EverythingSplit(CROPConfig):
+    """ZeRO-3 leaves small weights whole, which would be every weight of these models."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.deepspeed_plugin is not None and self.deepspeed_plugin.zero_stage == 3:
+            zero = self.deepspeed_plugin.deepspeed_config["zero_optimization"]
+            zero["stage3_param_persistence_threshold"] = 0
 
 
 class FixedRollouts(CROPTrainer):
     """Samples by a hash of the prompt and of the response's place among that prompt's responses."""
+
+    masks = None
 
     def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, **kwargs):
         first = self.accelerator.process_index * len(prompt_ids)
         completions = []
         for row, ids in enumerate(prompt_ids):
             digest = hashlib.sha256(repr((list(ids), (first + row) % num_generations)).encode()).digest()
-            completions.append([5 + byte % 40 for byte in digest[: 1 + digest[0] % 12]])
+            completions.append([5 + byte % 40 for byte in digest[: 1 + digest[0] % MAX_LENGTH]])
         return completions, None
 
+    def _generate_and_score_completions(self, inputs):
+        output = super()._generate_and_score_completions(inputs)
+        mask = output["rollout"].selection.mask
+        padded = torch.zeros(len(mask), MAX_LENGTH, dtype=torch.int, device=mask.device)
+        padded[:, : mask.size(1)] = mask
+        self.masks = self.accelerator.gather(padded)
+        return output
 
-def run(method: str, args) -> dict[str, torch.Tensor]:
-    """Train with one method; what a comparison between runs should look at."""
-    student = make_model(0)
+
+def run(case: str, args) -> dict[str, torch.Tensor]:
+    """Train one case; what a comparison between runs should look at."""
+    method, placement, head = case.split("/")
     trainer = make_trainer(
-        args.output / f"run-{method}",
-        student=student,
+        args.output / "run" / case,
+        student=make_model(0, tied=head == "tied"),
+        teacher=make_model(1, hidden=48, tied=head == "tied"),
         trainer_class=FixedRollouts,
+        config_class=EverythingSplit,
         method=method,
+        teacher_placement=placement,
         per_device_train_batch_size=args.per_device,
         gradient_accumulation_steps=args.accumulation,
-        max_steps=args.steps,
-        optimizers=(torch.optim.SGD(student.parameters(), lr=0.1), None),
+        # A few sequences a forward, so that processes need different numbers of them.
+        score_tokens_per_batch=40,
+        # Weights after a plain step show the gradient itself; DeepSpeed ignores an optimizer that is passed.
+        optim="sgd",
+        learning_rate=1.0,
+        weight_decay=0.0,
+        max_grad_norm=0.0,
+        **accelerator_settings(),
     )
+    counts = []
+    scorer = trainer.scorers["teacher"]
+    if scorer.agree is not None:
+        agree = scorer.agree
+        scorer.agree = lambda count: counts.append((count, agree(count))) or counts[-1][1]
     trainer.train()
+    extra = torch.tensor([sum(most - count for count, most in counts)])
+    accelerator = trainer.accelerator
     return {
-        "processes": torch.tensor(trainer.accelerator.num_processes),
+        "processes": torch.tensor(accelerator.num_processes),
+        "backend": torch.frombuffer(bytearray(accelerator.distributed_type.value.encode()), dtype=torch.uint8),
+        "zero_stage": torch.tensor(DistributedBackend(accelerator).zero_stage),
+        "local_shares": torch.tensor([local_share(trainer.model), local_share(scorer.model)]),
+        "extra_forwards": accelerator.gather(extra.to(accelerator.device)),
+        "masks": trainer.masks,
         "loss": torch.tensor(metric(trainer, "loss"), dtype=torch.float64),
         "grad_norm": torch.tensor(metric(trainer, "grad_norm"), dtype=torch.float64),
         "selected_tokens": torch.tensor(metric(trainer, "selection/selected_tokens")),
         "gap_kept": torch.tensor(metric(trainer, "distillation/gap_kept"), dtype=torch.float64),
         "retention_ratio": torch.tensor(metric(trainer, "selection/retention_ratio"), dtype=torch.float64),
-        "embedding": trainer.accelerator.unwrap_model(trainer.model).get_input_embeddings().weight.detach().clone(),
+        "weights": whole_weights(trainer),
     }
 
 
@@ -61,12 +109,11 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--per-device", type=int, required=True)
     parser.add_argument("--accumulation", type=int, required=True)
-    parser.add_argument("--methods", nargs="+", required=True)
-    parser.add_argument("--steps", type=int, default=1)
+    parser.add_argument("--cases", nargs="+", required=True)
     args = parser.parse_args()
     results = {}
-    for method in args.methods:
-        results.update({f"{method}/{name}": value for name, value in run(method, args).items()})
+    for case in args.cases:
+        results.update({f"{case}/{name}": value for name, value in run(case, args).items()})
     if int(os.environ.get("RANK", "0")) == 0:
         args.output.mkdir(parents=True, exist_ok=True)
         save_file(results, str(args.output / "result.safetensors"))

@@ -1,0 +1,45 @@
+"""The files that users start from."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from train_crop import ScriptArguments, TrainConfig
+from trl import ModelConfig, TrlParser
+
+ROOT = Path(__file__).parents[2]
+ON_A_CPU = ["--use_cpu", "true", "--bf16", "false", "--use_vllm", "false", "--teacher_placement", "resident"]
+
+
+@pytest.mark.parametrize("name", ["setting_a", "setting_b"])
+@pytest.mark.parametrize("processes", [1, 2, 4, 8])
+def test_the_papers_settings_hold_on_any_number_of_gpus(tmp_path, monkeypatch, name, processes):
+    monkeypatch.setattr("crop_trl.config.get_int_from_env", lambda names, default: processes)
+    arguments = ["--config", str(ROOT / "examples" / "configs" / f"{name}.yaml"), "--output_dir", str(tmp_path)]
+    _, args, model = TrlParser((ScriptArguments, TrainConfig, ModelConfig)).parse_args_and_config(
+        [*arguments, *ON_A_CPU]
+    )
+    responses = args.per_device_train_batch_size * args.gradient_accumulation_steps * processes
+    assert responses == 144 * 4
+    # Every batch of rollouts is one update.
+    assert args.windows_per_generation == 1
+    assert (args.max_steps, args.max_prompt_length, args.max_completion_length) == (115, 1024, 4096)
+    assert (args.method, args.retention_ratio, args.score_top_k) == ("crop", 0.2, 16)
+    assert (args.learning_rate, args.weight_decay, args.epsilon, args.epsilon_high) == (1e-6, 0.01, 0.2, 0.28)
+    assert args.chat_template_kwargs == {"enable_thinking": name == "setting_a"}
+    assert not args.shuffle_dataset and args.reward_weights == [0.0]
+    assert model.model_name_or_path == {"setting_a": "Qwen/Qwen3-1.7B-Base", "setting_b": "Qwen/Qwen3-4B-Base"}[name]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "accelerate_configs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_launch_file_says_what_it_is_for(path):
+    text = path.read_text()
+    assert text.startswith("# ")
+    settings = yaml.safe_load(text)
+    name = path.stem.removesuffix("_8gpu")
+    expected = 8 if path.stem.endswith("_8gpu") else 1 if name in ("cpu", "single_gpu") else 2
+    assert settings["num_processes"] == expected
+    if name.startswith("zero"):
+        assert settings["deepspeed_config"]["zero_stage"] == int(name[-1])
+    if name == "fsdp2":
+        assert settings["fsdp_config"]["fsdp_version"] == 2

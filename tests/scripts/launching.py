@@ -1,0 +1,59 @@
+"""What a launched test script needs beside its own work."""
+
+import os
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import DistributedType
+
+
+def accelerator_settings() -> dict:
+    """Settings with which several processes train on what the machine has: GPUs, or CPUs over gloo."""
+    if torch.cuda.is_available():
+        return {"use_cpu": False}
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+        # With `use_cpu` plain data parallelism would run instead.
+        return {"use_cpu": False, "ddp_backend": "gloo"}
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        _let_fsdp_run_on_cpus()
+        return {"use_cpu": False}
+    return {"use_cpu": True}
+
+
+def _let_fsdp_run_on_cpus() -> None:
+    """
+    Accelerate offers FSDP on accelerators alone, while torch's `fully_shard` runs on CPUs too: tell it of one GPU for
+    each process, and place tensors on the CPU all the same. Everything after that is the real thing.
+    """
+
+    def set_device(state):
+        if state.device is None:
+            state.device = torch.device("cpu")
+
+    PartialState._prepare_backend = lambda *args, **kwargs: ("gloo", DistributedType.MULTI_GPU)
+    PartialState.set_device = set_device
+
+
+def whole_weights(trainer) -> torch.Tensor:
+    """All trainable parameters in one fp64 vector on the CPU, gathered from wherever they are spread."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    named = sorted((name, p) for name, p in model.named_parameters() if p.requires_grad)
+    if any(hasattr(p, "ds_id") for _, p in named):
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters([p for _, p in named]):
+            return torch.cat([p.detach().double().flatten().cpu() for _, p in named])
+    return torch.cat(
+        [(p.full_tensor() if hasattr(p, "full_tensor") else p).detach().double().flatten().cpu() for _, p in named]
+    )
+
+
+def local_share(model) -> float:
+    """Share of a model's weights that this process holds at rest."""
+    held = whole = 0
+    for parameter in model.parameters():
+        held += parameter.to_local().numel() if hasattr(parameter, "to_local") else parameter.numel()
+        whole += getattr(parameter, "ds_numel", parameter.numel())
+        if hasattr(parameter, "ds_id"):
+            held += parameter.ds_tensor.numel()
+    return held / whole
