@@ -45,6 +45,7 @@ def make_trainer(args, methods: list[str]) -> CROPTrainer:
         vllm_enable_sleep_mode=cuda,
         vllm_gpu_memory_utilization=args.vllm_memory,
         teacher_placement=args.placement,
+        score_tokens_per_batch=args.tokens_per_batch,
         save_strategy="no",
         report_to="none",
         logging_steps=1,
@@ -90,6 +91,7 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=4_096)
     parser.add_argument("--rows", type=int, default=4, help="responses of a micro-batch, on average")
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--tokens-per-batch", type=int, default=16_384)
     parser.add_argument("--placement", default="resident")
     parser.add_argument("--vllm-memory", type=float, default=0.35)
     parser.add_argument("--vllm", action=argparse.BooleanOptionalAction, default=torch.cuda.is_available())
@@ -113,19 +115,15 @@ def main() -> None:
     details.update(compiled=args.compile, checkpointing=args.checkpointing, peak_gib=round(peak, 2))
     record("crop_over_opd", medians["crop"]["step"], medians["opd"]["step"], args.device, args.output, **details)
     if args.ahead:
-        ahead = score_ahead(trainer)
-        for enabled in (False, True):
-            ahead.enabled = enabled
+        ahead, sides = score_ahead(trainer), []
+        for ahead.enabled in (False, True):
             clock.methods, clock.rows = ["crop"], []
             trainer.args.max_steps, trainer.state.global_step = 1 + args.repeats, 0
             trainer.train()
-            for row in clock.rows:
-                print(json.dumps({"ahead": enabled, "sequences_ahead": ahead.ahead, **row}), flush=True)
             parts = {part: round(clock.median(part), 3) for part in PARTS}
-            print(json.dumps({"ahead": enabled, "sequences_ahead": ahead.ahead, **parts}), flush=True)
-            if enabled:
-                record("scoring_ahead", parts["step"], behind["step"], args.device, args.output, parts=[parts, behind])
-            behind = parts
+            sides.append({"ahead": ahead.enabled, "sequences_ahead": ahead.ahead, **parts})
+            print(json.dumps(sides[-1]), flush=True)
+        record("scoring_ahead", sides[1]["step"], sides[0]["step"], args.device, args.output, sides=sides)
 
 
 if __name__ == "__main__":
