@@ -5,6 +5,7 @@ accepts 0.0000671 for 0.0000672 and X + Y for x + y; so values are compared here
 keep their case. What remains (equations, sets) is left to `math_verify.verify`.
 """
 
+import math
 import random
 import re
 
@@ -42,7 +43,13 @@ def prepare(text: str) -> str:
     text = re.sub(in_degrees, r"\1(\2\\cdot\\frac{\\pi}{180})", text)
     text = re.sub(r"(?<![a-zA-Z\\])exp ?\(([^()]*)\)", r"e^{\1}", text)
     text = re.sub(r"(?<=[\d)}a-z]) ?\* ?(?=[\d({\\a-z])", r"\\cdot ", text)
-    return re.sub(r"\\text ?\{([^{}]*)\}", r"\1", text)
+    text = re.sub(r"\\text ?\{([^{}]*)\}", r"\1", re.sub(r"\\pi ?(?=\()", r"\\pi\\cdot ", text))
+    return re.sub(r"\\?(gcd|lcm) ?\(((?: ?\d+ ?,)+ ?\d+ ?)\)", _divisor, text)
+
+
+def _divisor(match: re.Match) -> str:
+    numbers = [int(number) for number in match.group(2).split(",")]
+    return str(math.gcd(*numbers) if match.group(1) == "gcd" else math.lcm(*numbers))
 
 
 def _decimal(match: re.Match) -> str:
@@ -56,6 +63,8 @@ def to_sympy(text: str):
     if isinstance(expression, sympy.MatrixExpr):
         expression = expression.doit().as_explicit()
     if isinstance(expression, sympy.Basic):
+        if expression.has(sympy.Integral):
+            expression = expression.doit()  # quadrature to 60 digits takes a minute
         imaginary = [symbol for symbol in expression.free_symbols if symbol.name == "i"]
         expression = expression.subs({symbol: sympy.I for symbol in imaginary}) if imaginary else expression
     return expression
@@ -158,6 +167,8 @@ def scalars(gold: str, prediction: str) -> bool:
     """
     if not _well_formed(gold) or not _well_formed(prediction):
         return False
+    if _PRIMED.findall(gold) != _PRIMED.findall(prediction):
+        return False  # the parser drops primes
     if re.search(r"(?<![_^\d])\d+ \d", gold + " and " + prediction):
         return False  # two numbers side by side are neither a product nor one number
     gold, prediction = keep_case(gold, prediction)
@@ -177,6 +188,9 @@ def scalars(gold: str, prediction: str) -> bool:
     config = [LatexExtractionConfig()]
     parsed = [parse(f"${prepare(text)}$", config, parsing_timeout=None) for text in (gold, prediction)]
     return bool(all(parsed) and verify(*parsed, timeout_seconds=None))
+
+
+_PRIMED = re.compile(r"[\w)}]'+")
 
 
 def _well_formed(text: str) -> bool:

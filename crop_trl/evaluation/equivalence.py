@@ -11,10 +11,25 @@ from collections.abc import Callable, Iterable
 from fractions import Fraction
 from itertools import product
 
-from .latex import exact_number, split_top_level, squeeze, strip_group
+from .chains import consistent, several_equations, turned, value_of
+from .latex import exact_number, squeeze, strip_group
+from .notations import (
+    OTHER_CHOICE,
+    Clock,
+    NumberSet,
+    choice,
+    congruence,
+    described,
+    family,
+    is_clock_only,
+    rename,
+    single_letters,
+    without_remark,
+    word_of_letters,
+)
+from .numerals import spell
 from .readings import (
     LABEL,
-    LIST,
     RELATION,
     SET_OPERATION,
     Based,
@@ -50,7 +65,7 @@ def same(gold: str, prediction: str, scalars: Scalars, depth: int = 0) -> bool:
         return False
     if squeeze(gold) == squeeze(prediction):
         return True
-    gold_number, number = exact_number(gold), exact_number(prediction)
+    gold_number, number = value_of(gold), value_of(prediction)
     if gold_number is not None and gold_number == number:
         return True
     if "\\approx" in prediction:
@@ -61,7 +76,9 @@ def same(gold: str, prediction: str, scalars: Scalars, depth: int = 0) -> bool:
         prediction = exact_part[0].strip()
         if not prediction:
             return False
-    checks = (_same_quantity, _same_structure, _same_value)
+    if family(gold) or family(prediction):  # else a list, whose conditions would be compared as sets
+        return _same_family(gold, prediction, lambda first, second: same(first, second, scalars, depth + 1))
+    checks = (_same_notation, _same_quantity, _same_structure, _same_value)
     return _any_holds(lambda check=check: check(gold, prediction, scalars, depth) for check in checks)
 
 
@@ -88,7 +105,7 @@ LETTER = re.compile(r"[A-Za-df-hj-z]\Z")  # but e and i are numbers
 
 def exact_scalars(left: str, right: str) -> bool:
     """Compare numbers exactly; raises [`Undecided`] for what is not a number on both sides."""
-    first, second = exact_number(left), exact_number(right)
+    first, second = value_of(left), value_of(right)
     if first is not None and second is not None:
         return first == second
     if re.fullmatch("[A-Za-z]", left) and re.fullmatch("[A-Za-z]", right):
@@ -98,12 +115,73 @@ def exact_scalars(left: str, right: str) -> bool:
     raise Undecided
 
 
+def _same_notation(gold: str, prediction: str, scalars: Scalars, depth: int) -> bool:
+    """Values that come with something else (`notations.py`)."""
+
+    def equal(first: str, second: str) -> bool:
+        return same(first, second, scalars, depth + 1)
+
+    def peeled(peel: Callable[[str], str | None]) -> bool:
+        both = peel(gold), peel(prediction)
+        return any(both) and equal(both[0] or gold, both[1] or prediction)
+
+    checks = [lambda check=check: check(gold, prediction, equal) for check in (_same_residue, _same_choice)]
+    return _any_holds([*checks, lambda: peeled(without_remark), lambda: peeled(described)])
+
+
+def _same_residue(gold: str, prediction: str, equal: Scalars) -> bool:
+    left, right = congruence(gold), congruence(prediction)
+    if left is None and right is None:
+        return False
+    (golds, modulus), (members, own) = left or ([gold], None), right or ([prediction], None)
+    numbers = [value_of(text) for text in (golds[-1], members[-1], own or modulus)]
+    if modulus and own:
+        if not equal(modulus, own):
+            return False
+        if None not in numbers:
+            return numbers[2] > 0 and (numbers[0] - numbers[1]) % numbers[2] == 0
+    if len(members) > 1 and not LABEL.match(members[0]) and single_letters(members[0]):
+        return False  # 3x \equiv 1: not solved
+    return equal(golds[-1], members[-1])
+
+
+def _same_family(gold: str, prediction: str, equal: Scalars) -> bool:
+    left, right = family(gold), family(prediction)
+    if left and right:
+        return left.over == right.over and equal(left.expression, rename(right.expression, right.letter, left.letter))
+    stated, other = left or right, prediction if left else gold
+    if "\\in" in other.replace("\\infty", ""):
+        return False
+    # Where only one side says what the letter runs through, the other may use a letter of its own.
+    letters = single_letters(other) - {"x"}
+    if stated is None or stated.over != "Z" or len(letters) != 1:
+        return False
+    if left:
+        return equal(left.expression, rename(prediction, letters.pop(), left.letter))
+    return equal(gold, rename(right.expression, right.letter, letters.pop()))
+
+
+def _same_choice(gold: str, prediction: str, equal: Scalars) -> bool:
+    left, right = choice(gold), choice(prediction)
+    if left and right:
+        return left[0] == right[0]
+    named, other = left or right, prediction if left else gold
+    if named is None:
+        return False
+    words = text_reading(other)
+    if words and re.fullmatch("[A-J]", words.words):
+        return words.words == named[0]
+    return equal(gold, right[1]) if right else equal(left[1], prediction)
+
+
 def _same_quantity(gold: str, prediction: str, scalars: Scalars, depth: int) -> bool:
     """Values with units. A unit that only one side has is optional; two units must go together."""
     left, right = split_quantity(gold), split_quantity(prediction)
     if left is None and right is None:
         return False
     left, right = left or Quantity(gold, "none"), right or Quantity(prediction, "none")
+    if (left.sum or right.sum) and "none" in (left.kind, right.kind):
+        return False  # 2 hours 30 minutes is 2.5 or 150 only where the unit is said
 
     def equal(first: str, second: str) -> bool:
         a, b = exact_number(first), exact_number(second)
@@ -113,10 +191,10 @@ def _same_quantity(gold: str, prediction: str, scalars: Scalars, depth: int) -> 
         number = exact_number(text)
         if number is not None:
             number *= factor
-            return _spell(number)
+            return spell(number)
         if factor == 1:
             return text
-        return f"{_parenthesised(text)} \\cdot {_spell(factor)}"
+        return f"{_parenthesised(text)} \\cdot {spell(factor)}"
 
     first, second = (scaled(q.value, Fraction(q.scale)) if q.scale != 1 else q.value for q in (left, right))
     kinds = {left.kind, right.kind}
@@ -137,10 +215,6 @@ def _same_quantity(gold: str, prediction: str, scalars: Scalars, depth: int) -> 
     return "none" in kinds and equal(first, second)
 
 
-def _spell(number: Fraction) -> str:
-    return str(number) if number.denominator == 1 else f"\\frac{{{number.numerator}}}{{{number.denominator}}}"
-
-
 def _parenthesised(text: str) -> str:
     return text if re.fullmatch(r"\d+", text) else f"({text})"
 
@@ -148,10 +222,6 @@ def _parenthesised(text: str) -> str:
 def _same_structure(gold: str, prediction: str, scalars: Scalars, depth: int) -> bool:
     pairs = product(readings(gold), readings(prediction))
     return _any_holds(lambda pair=pair: _same_reading(*pair, scalars, depth) for pair in pairs)
-
-
-# After a choice: "or (B)", "(B)", "B and C".
-OTHER_CHOICE = re.compile(r"\A(?:or|and|OR|AND|&|,)(?![a-zA-Z])|\([A-Ja-j]\)|\A[A-J](?: (?:or|and) [A-J])*\Z")
 
 
 def _same_reading(left: object, right: object, scalars: Scalars, depth: int) -> bool:
@@ -162,7 +232,7 @@ def _same_reading(left: object, right: object, scalars: Scalars, depth: int) -> 
         first, second = exact_number(left.text), exact_number(right.text)
         return squeeze(left.text) == squeeze(right.text) if None in (first, second) else first == second
     if isinstance(left, Text) and isinstance(right, Text):
-        first, second = (re.sub(r"[\s.,'\"]+", " ", words).strip() for words in (left.words, right.words))
+        first, second = (re.sub(r"[\s.,\"]+", " ", words).strip() for words in (left.words, right.words))
         if first == second:
             return True
         if not (left.marked or right.marked):
@@ -181,7 +251,11 @@ def _same_reading(left: object, right: object, scalars: Scalars, depth: int) -> 
         and isinstance(right, Sequence)
     ):
         several, one = (left, right) if isinstance(left, Sequence) else (right, left)
-        return several.brackets == "{}" and len(several.items) == 1 and equal(several.items[0], one.text)
+        if several.brackets != "{}" or len(several.items) != 1 or "\\emptyset" in several.items[0]:
+            return False  # {5} may say 5, but the set of the empty set is not empty
+        return equal(several.items[0], one.text)
+    if isinstance(left, NumberSet | Clock) and type(left) is type(right):
+        return left.same(right) if isinstance(left, Clock) else left == right
     if isinstance(left, Interval) and isinstance(right, Interval):
         return (left.low_closed, left.high_closed) == (right.low_closed, right.high_closed) and all(
             (a is None) == (b is None) and (a is None or equal(a, b))
@@ -198,14 +272,20 @@ def _same_reading(left: object, right: object, scalars: Scalars, depth: int) -> 
         if isinstance(left, Based) and isinstance(right, Based):
             return left == right
         based, other = (left, right) if isinstance(left, Based) else (right, left)
+        if based is right and based.base != 10:
+            return False  # an answer may leave out the base that was asked for, not bring in one
         return isinstance(other, Scalar) and other.text.lstrip("0") == based.digits
     if isinstance(left, Ratio) and isinstance(right, Ratio) and len(left.parts) == len(right.parts):
+        if is_clock_only(left.parts):
+            return left.parts == right.parts
         numbers = [[exact_number(part) for part in ratio.parts] for ratio in (left, right)]
         if None in numbers[0] or None in numbers[1]:
             return left.parts == right.parts
         return all(a * numbers[1][0] == b * numbers[0][0] for a, b in zip(*numbers))
     if isinstance(left, Ratio) and isinstance(right, Scalar) or isinstance(left, Scalar) and isinstance(right, Ratio):
         ratio, other = (left, right) if isinstance(left, Ratio) else (right, left)
+        if is_clock_only(ratio.parts):
+            return False
         as_fraction = f"\\frac{{{ratio.parts[0]}}}{{{ratio.parts[1]}}}" if len(ratio.parts) == 2 else None
         return bool(as_fraction and re.search(r"\\frac|/", other.text)) and equal(as_fraction, other.text)
     return False
@@ -243,13 +323,13 @@ def _same_sequence(left: Sequence, right: Sequence, equal: Scalars) -> bool:
 
 def _same_value(gold: str, prediction: str, scalars: Scalars, depth: int) -> bool:
     """Single values: a name before the equals sign is optional, a chain of equations says its last member."""
-    left, right = chain_of(gold), chain_of(prediction)
-    if _several_equations(left) or _several_equations(right):
+    left, right = turned(chain_of(gold)), turned(chain_of(prediction))
+    if several_equations(left) or several_equations(right):
         return False  # lists are compared as such
     if len(left) > 1 and LABEL.match(left[0]) and len(right) == 1:
         return same(left[-1], prediction, scalars, depth + 1)
     if len(left) == 1 and len(right) > 1 and all(right):
-        return _consistent(right) and same(gold, right[-1], scalars, depth + 1)
+        return consistent(right, scalars) and same(gold, right[-1], scalars, depth + 1)
     if len(left) > 1 and len(right) > 1:
         names = [squeeze(chain[0]) for chain in (left, right)]
         as_function = "y" in names and any(re.fullmatch(r"[a-z]\(x\)", name) for name in names)
@@ -264,6 +344,10 @@ def _same_value(gold: str, prediction: str, scalars: Scalars, depth: int) -> boo
     listed = [any(_is_list(reading) for reading in readings(text)) for text in both]
     if all(listed) or any(listed) and not any(RELATION.search(text) or SET_OPERATION.search(text) for text in both):
         return False  # structure has spoken
+    if word_of_letters(gold) and re.fullmatch("[A-Za-z]+", squeeze(prediction)):
+        return False  # to algebra, HTHT and HHTT are the same product
+    if ":" in gold + prediction:
+        return False  # ratios and times were compared as such; to algebra a colon divides
     if re.search(r"\d\)? ?_", gold + prediction):
         return False  # a number in some base was compared as such; to algebra its base would be nothing
     return scalars(gold, prediction)
@@ -276,51 +360,3 @@ def _is_list(reading: object) -> bool:
         and len(reading.items) > 1
         and reading.brackets != "column"
     )
-
-
-def _several_equations(chain: list[str]) -> bool:
-    """Whether the equals signs belong to a list: x = 24, y = 42."""
-    return any(exact_number(part) is None and len(split_top_level(part, LIST)) > 1 for part in chain[1:-1])
-
-
-_GREEK = (
-    r"\\(?:alpha|beta|gamma|delta|epsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|chi|psi|omega)"
-    r"(?![a-zA-Z])"
-)
-_SYMBOL = re.compile(rf"({_GREEK}|\\[a-zA-Z]+|[A-Za-z])(?: ?_ ?(\{{[^{{}}]*\}}|\w))?")
-_CALL = re.compile(r"(?<![a-zA-Z\\])([A-Za-wA-W])'*(?: ?\^ ?\{?-?\d\}?)? ?\(([^()]*)\)")
-_NAMED_ANGLE_FUNCTION = re.compile(rf"\\(?:sin|cos|tan|cot|sec|csc) ?\(? ?(?:[A-Za-z]|{_GREEK}) ?\)?\Z")
-_BINDING = re.compile(r"\\(?:sum|prod|int|iint|oint|lim|max|min|sup|inf|gcd|lcm)(?![a-zA-Z])")
-
-
-def _free_letters(text: str) -> list[str]:
-    """Variables in order, each with its subscript; e and i are numbers."""
-    text = re.sub(r"\\text ?\{[^{}]*\}", " ", text)
-    found = [name + (index or "").strip("{} ") for name, index in _SYMBOL.findall(text)]
-    return [name for name in found if name not in ("e", "i") and (name[0] != "\\" or re.match(_GREEK, name))]
-
-
-def _poses_equation(first: str, last: str) -> bool:
-    """Whether the first member of a chain is a condition on one unknown (x^2 = 25) and not the name of a value."""
-    first = re.sub(r"\\degree(?![a-zA-Z])|\\\$|%", "", first).strip()
-    if _BINDING.search(first) or _NAMED_ANGLE_FUNCTION.match(first):
-        return False
-    before = None
-    while before != first:  # f(2) is a name; n(n+1) is a product
-        before = first
-        first = _CALL.sub(lambda m: m.group() if m.group(1) in m.group(2) else " 0 ", first)
-    if LABEL.match(first) and not re.match(r"\\(?:log|ln|lg|exp|sqrt)(?![a-zA-Z])|\| ?[a-z] ?\|", first):
-        return False
-    letters = _free_letters(first)  # one that comes twice may be what was asked for: x + 1/x
-    return len(letters) == 1 and letters[0] not in _free_letters(last)
-
-
-def _consistent(chain: list[str]) -> bool:
-    """No member of a chain is a number unlike the last, and it is no step towards an unknown (2x = 10, x^2 = 25)."""
-    if _poses_equation(chain[0], chain[-1]):
-        return False
-    step = re.fullmatch(r"[+-]?\d*[a-z](?:[+-]\d+)?(?:/\d+)?", squeeze(chain[0]))
-    if step and not LABEL.match(chain[0]):
-        return False
-    values = {number for part in chain if (number := exact_number(part)) is not None}
-    return len(values) <= 1

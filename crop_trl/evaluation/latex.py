@@ -1,8 +1,11 @@
 """Bringing boxed answers to one spelling, and reading numbers exactly. Strings only: cheap, and safe anywhere."""
 
+import functools
 import re
 import unicodedata
 from fractions import Fraction
+
+from .numerals import number_in_words, spell
 
 UNICODE = {
     "−": "-", "–": "-", "—": "-", "×": r"\times ", "÷": r"\div ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ",
@@ -11,14 +14,29 @@ UNICODE = {
     "±": r"\pm ", "∓": r"\mp ", "≈": r"\approx ", "°": r"\degree ", "º": r"\degree ", "…": r"\ldots ", "⋯": r"\ldots ",
     "ℝ": r"\mathbb{R}", "∖": r"\setminus ", "⟨": r"\langle ", "⟩": r"\rangle ", "′": "'", "’": "'",
     "\u00a0": " ", "\u202f": " ", "\u2009": " ", "\u200b": "", "\ufeff": "", "∠": r"\angle ", "¢": r"\text{ cents}",
-}  # fmt: skip
+    "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]",
+    "≡": r"\equiv ", "∨": r"\vee ", "∧": r"\wedge ", "″": "''", "“": '"', "”": '"', "‘": "'", "⩽": r"\le ",
+    "⩾": r"\ge ", "→": r"\to ", "⇒": r"\Rightarrow ", "△": r"\triangle ", }  # fmt: skip
+GREEK_LETTERS = (
+    "alpha beta gamma delta epsilon zeta eta theta kappa lambda mu nu xi rho sigma tau chi psi omega Gamma Delta Theta "
+    "Lambda Xi Pi Sigma Phi Psi Omega"
+).split()
+for _name in GREEK_LETTERS:
+    _case = "CAPITAL" if _name[0].isupper() else "SMALL"
+    UNICODE[unicodedata.lookup(f"GREEK {_case} LETTER {_name.upper().replace('LAMBDA', 'LAMDA')}")] = f"\\{_name} "
 SUPERSCRIPTS = {"⁰": "0", "¹": "1", "²": "2", "³": "3", "⁴": "4", "⁵": "5", "⁶": "6", "⁷": "7", "⁸": "8", "⁹": "9",
                 "⁻": "-", "⁺": "+", "ⁿ": "n"}  # fmt: skip
 VULGAR = {"½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4", "⅕": "1/5", "⅙": "1/6", "⅛": "1/8", "⅜": "3/8"}
 
-TEXT_COMMANDS = r"text|mbox|hbox|mathrm|textbf|mathbf|textrm|textit|mathit|textnormal|textsf|texttt|operatorname|rm|bf"
+# No answer is wrapped more often; peeling without end costs quadratic time.
+MAX_LAYERS = 20
+TEXT_COMMANDS = (
+    "text|mbox|hbox|mathrm|textbf|mathbf|textrm|textit|mathit|textnormal|textsf|texttt|textup|textsc|mathsf|mathtt|"
+    "boldsymbol|bm|pmb|emph|operatorname|rm|bf"
+)
 SAME_COMMAND = {
-    "dfrac": r"\frac", "tfrac": r"\frac", "cfrac": r"\frac", "leq": r"\le", "leqslant": r"\le", "geq": r"\ge",
+    "dfrac": r"\frac", "tfrac": r"\frac", "cfrac": r"\frac", "nicefrac": r"\frac", "sfrac": r"\frac",
+    "Bbb": r"\mathbb", "mathds": r"\mathbb", "intercal": r"\top", "leq": r"\le", "leqslant": r"\le", "geq": r"\ge",
     "geqslant": r"\ge", "neq": r"\ne", "lt": "<", "gt": ">", "dots": r"\ldots", "cdots": r"\ldots", "dotsc": r"\ldots",
     "lbrace": r"\{", "rbrace": r"\}", "lbrack": "[", "rbrack": "]", "varnothing": r"\emptyset", "colon": ":",
     "infin": r"\infty", "degrees": r"\degree", "R": r"\mathbb{R}", "lvert": "|", "rvert": "|", "vert": "|",
@@ -28,7 +46,10 @@ SAME_COMMAND = {
     "iff": r"\Leftrightarrow", "quad": " ", "qquad": " ", "enspace": " ", "thinspace": " ", "displaystyle": " ",
     "textstyle": " ", "limits": "", "left": "", "right": "",
     "bigl": "", "bigr": "", "Bigl": "", "Bigr": "", "biggl": "", "biggr": "", "Biggl": "", "Biggr": "", "big": "",
-    "Big": "", "bigg": "", "Bigg": "", "middle": "", "mathstrut": "", "lg": r"\log_{10}",
+    "Big": "", "bigg": "", "Bigg": "", "middle": "", "mathstrut": "", "strut": "",
+    "checkmark": "", "therefore": "", "implies": r"\Rightarrow", "qed": "",
+    "blacksquare": "", "qedsymbol": "", "nonumber": "", "notag": "", "hfill": "", "null": "",
+    "scriptstyle": " ", "lg": r"\log_{10}",
 }  # fmt: skip
 FUNCTION_WORDS = ("arcsin", "arccos", "arctan", "sin", "cos", "tan", "cot", "sec", "csc", "ln", "log", "sqrt", "pi")
 
@@ -68,6 +89,63 @@ def _argument(text: str, index: int) -> tuple[str, int] | None:
     return text[index], index + 1
 
 
+# Commands whose last argument is what they show, or that show nothing: how many come before it, and whether it counts.
+PRESENTATION = {
+    "boxed": (0, True), "fbox": (0, True), "framebox": (0, True), "underline": (0, True), "ensuremath": (0, True),
+    "mathord": (0, True), "mathop": (0, True), "textcolor": (1, True), "colorbox": (1, True), "fcolorbox": (2, True),
+    "color": (0, False), "hspace": (0, False), "vspace": (0, False), "phantom": (0, False), "hphantom": (0, False),
+    "vphantom": (0, False), "tag": (0, False), "label": (0, False), "hskip": (0, False),
+}  # fmt: skip
+_PRESENTATION = re.compile(rf"\\({'|'.join(PRESENTATION)})(?![a-zA-Z])\*?")
+
+
+def bare(text: str) -> str:
+    """Take off commands that only change how something looks, with the arguments that say how."""
+    for _ in range(MAX_LAYERS):
+        out, index = [], 0
+        for match in _PRESENTATION.finditer(text):
+            if match.start() < index:
+                continue  # inside an argument; its turn comes in the next round
+            before, shown = PRESENTATION[match.group(1)]
+            end, argument = match.end(), None
+            for _ in range(before + 1):
+                argument = _argument(text, end)
+                if argument is None:
+                    break
+                end = argument[1]
+            if argument is None:
+                continue
+            out += [text[index : match.start()], f"{{{argument[0]}}}" if shown else " "]
+            index = end
+        if not index:
+            return text
+        text = "".join(out) + text[index:]
+    return text
+
+
+_ENVIRONMENT = re.compile(r"\\(?:begin|end) ?\{(?:aligned|align|split|gathered|gather|equation|displaymath)\*?\}")
+
+
+def _one_line(text: str) -> str:
+    """An aligned derivation as one chain of equations."""
+    if not _ENVIRONMENT.search(text):
+        return text
+    text = re.sub(r"\\\\\s*(?:\[[^\]]*\])?\s*(?=&?\s*=)", " ", _ENVIRONMENT.sub(" ", text))
+    return text.replace("&", " ").strip()
+
+
+_QUOTES = (("**", "**"), ("`", "`"), ('"', '"'), ("``", "''"), ("``", '"'), ("'", "'"), ("__", "__"))
+
+
+def _unquote(text: str) -> str:
+    """Without Markdown or quotation marks round the whole."""
+    for opening, closing in _QUOTES:
+        inner = text[len(opening) : -len(closing)]
+        if inner and text.startswith(opening) and text.endswith(closing) and not {opening[0], closing[0]} & set(inner):
+            return inner.strip()
+    return text
+
+
 def brace_arguments(text: str) -> str:
     """Give `\\frac` and `\\sqrt` their arguments in braces, and read `\\sqrt(...)` as it was meant."""
     out, index = [], 0
@@ -97,10 +175,6 @@ def brace_arguments(text: str) -> str:
     return "".join(out)
 
 
-# No answer is wrapped more often; peeling without end costs quadratic time.
-MAX_LAYERS = 20
-
-
 def strip_group(text: str) -> str:
     """Take off braces that enclose everything, and what surrounds a formula without being part of it."""
     for _ in range(MAX_LAYERS):
@@ -108,12 +182,13 @@ def strip_group(text: str) -> str:
         text = text.strip().rstrip(".,;:").rstrip() if not text.endswith("\\ldots") else text.strip()
         if text.startswith("{") and braced(text, 0) == len(text) - 1:
             text = text[1:-1]
-        text = text.removesuffix("\\\\").removeprefix("\\#").lstrip("#")
+        text = text.removesuffix("\\\\").removesuffix("\\").removeprefix("\\#").lstrip("#")
         if text == before:
             break
     return text
 
 
+@functools.lru_cache(maxsize=4096)
 def normalize(text: str) -> str:
     """
     Bring an answer to one spelling without changing what it says.
@@ -135,15 +210,19 @@ def normalize(text: str) -> str:
     text = re.sub(r"(?<!\\)\$", "", text)
     text = re.sub(r"\\\\|\\[()\[\]!]|\\[,;:> ]|~", lambda m: m.group() if m.group() == r"\\" else
                   "" if m.group()[-1] in "()[]!" else " ", text)  # fmt: skip
+    text = bare(_one_line(_unquote(text.strip())))
+    text = re.sub(r"\A(?:\s|=(?!=)|:|\\(?:Rightarrow|Longrightarrow|implies|to)(?![a-zA-Z]))+", "", text)
     text = re.sub(r"\\(left|right)\s*\.", "", text)
     text = re.sub(r"\\([a-zA-Z]+)", _same_command, text)
     text = re.sub(rf"\\({TEXT_COMMANDS})\*?\s*(?={{)", r"\\text", text)
-    text = re.sub(r"\\(?:boxed|underline|ensuremath)\s*(?={)", "", text)
-    text = re.sub(
-        r"\\(?:textcolor|color)\s*\{[^{}]*\}|\\(?:bf|rm|it|sf|tiny|small|large|Large|LARGE|huge|Huge)(?![a-zA-Z])",
-        "",
-        text,
-    )
+    text = re.sub(r"\\(?:bf|rm|it|sf|tt|tiny|small|large|Large|LARGE|huge|Huge)(?![a-zA-Z])", "", text)
+    text = re.sub(r"(?<=[\d\s])\{\}|\A\{\}", "", text)
+    text = re.sub(r"\\mathbb ?([A-Z])(?![a-zA-Z])", r"\\mathbb{\1}", text)
+    text = re.sub(r"\^ ?(?:\{ ?((?:\\prime ?)+)\}|\\prime(?![a-zA-Z]))", _primes, text)
+    text = re.sub(r"(?<![\^_])\{([:=<>])\}", r"\1", text)
+    text = re.sub(r"\\dot ?\{?(\d)\}?(?:(\d*)\\dot ?\{?(\d)\}?)?", _dotted, text)
+    text = re.sub(r"\{([^{}]*)\\over(?![a-zA-Z])([^{}]*)\}", r"\\frac{\1}{\2}", text)
+    text = re.sub(r"\\frac ?\{ ?\\text ?\{([^{}]*)\} ?\} ?\{ ?\\text ?\{([^{}]*)\} ?\}", r"\\text{ \1/\2}", text)
     text = re.sub(r"\{([^{}]*)\\choose(?![a-zA-Z])([^{}]*)\}", r"\\binom{\1}{\2}", text)
     text = re.sub(r"\\text\{\s*([+-]?\d[\d,.]*)\s*", r"\1 \\text{ ", text)  # words around a number, not a word
     text = re.sub(r"(?<=\d)\s*\^?\s*\{?\s*\\text\{\s*(?:st|nd|rd|th)\s*\}\}?", "", text)
@@ -157,8 +236,30 @@ def normalize(text: str) -> str:
     if r"\text" not in text:
         text = re.sub(rf"(?<![a-zA-Z\\])({'|'.join(FUNCTION_WORDS)})(?![a-zA-Z])", r"\\\1 ", text)
     text = text.replace("**", "^").replace("<=", r"\le ").replace(">=", r"\ge ").replace("!=", r"\ne ")
-    text = brace_arguments(text)
-    return strip_group(re.sub(r"\s+", " ", text))
+    text = strip_group(re.sub(r"\s+", " ", brace_arguments(text)))
+    return _digits_of_words(text)
+
+
+def _digits_of_words(text: str) -> str:
+    """A whole answer in words ("twelve") as digits; a number at the end of words as words and a number."""
+    if described := re.fullmatch(r"\\text ?\{([^{}\d]*[a-z:=] ?)([+-]?\d[\d,.]*)\}", text):
+        return "\\text{{{}}} {}".format(*described.groups())
+    if text.lower() in ("infinity", r"\text{infinity}"):
+        return r"\infty"
+    words = re.fullmatch(r"(?:\\text ?\{)?([A-Za-z][A-Za-z -]*)\}?", text)
+    number = number_in_words(words.group(1)) if words else None
+    if number is None:
+        return text
+    return spell(number)
+
+
+def _primes(match: re.Match) -> str:
+    return "'" * match.group().count("\\prime")
+
+
+def _dotted(match: re.Match) -> str:
+    first, middle, last = match.groups()
+    return f"\\overline{{{first}{middle or ''}{last or ''}}}"
 
 
 def _same_command(match: re.Match) -> str:
@@ -205,6 +306,7 @@ PLAIN = re.compile(r"([+-]?)(\d+)\Z")
 GROUPED = re.compile(r"([+-]?)(\d{1,3}(?:, ?\d{3})+|\d{1,3}(?: \d{3})+)(\.\d+)?\Z")
 DECIMAL = re.compile(r"([+-]?)(\d*)\.(\d+)\Z")
 REPEATING = re.compile(r"([+-]?)(\d*)\.(\d*)\\overline ?\{(\d+)\}\Z")
+WRITTEN_OUT = re.compile(r"([+-]?)(\d*)\.(\d*?)(?:(\d)\4{2,}|(\d{2,9}?)\5+) ?\\ldots\Z")
 FRACTION = re.compile(r"([+-]?)\\frac\{([^{}]*)\}\{([^{}]*)\}\Z")
 SLASH = re.compile(r"([+-]?[\d.,]+) ?/ ?(\d+)\Z")
 MIXED = re.compile(r"([+-]?)(\d+) ?(?:\\frac\{(\d+)\}\{(\d+)\}|(?<= )(\d+) ?/ ?(\d+))\Z")
@@ -235,8 +337,9 @@ def exact_number(text: str) -> Fraction | None:
         return Fraction(text)
     if match := E_NOTATION.match(text):
         return Fraction(match.group(1)) * Fraction(10) ** int(match.group(2))
-    if match := REPEATING.match(text):
-        sign, whole, fixed, cycle = match.groups()
+    if match := REPEATING.match(text) or WRITTEN_OUT.match(text):
+        sign, whole, fixed, *cycles = match.groups()
+        cycle = next(filter(None, cycles))
         value = Fraction(int((whole or "0") + fixed)) + Fraction(int(cycle), 10 ** len(cycle) - 1)
         return (-1 if sign == "-" else 1) * value / 10 ** len(fixed)
     if match := MIXED.match(text):

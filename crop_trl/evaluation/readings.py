@@ -1,10 +1,11 @@
 """The readings of a normalised answer: number, list, point, interval, matrix, words, ratio, equation."""
 
+import functools
 import re
 from dataclasses import dataclass
 
 from .latex import exact_number, split_top_level, squeeze, strip_group
-from .units import CHANGING_LEAD, NOT_UNITS
+from .notations import NumberSet, clock, named_point, number_set
 
 MAX_ITEMS = 100
 
@@ -87,9 +88,12 @@ MATRIX = re.compile(
     re.DOTALL,
 )
 LEAD_IN = re.compile(r"(?:the |your |final |correct |so |therefore,? |thus,? |hence,? )*answer(?: is| =|:)?:? *", re.I)
-LEAD_NOUNS = ("halves", "thirds", "quarters", "tens", "squared", "cubed", "factorial", "twice", "thrice")
-EVERYTHING = ("\\mathbb{R}", "(-\\infty,\\infty)", "(-\\infty,+\\infty)", "all real numbers", "all reals")
-NOTHING = ("\\emptyset", "\\{\\}", "no solution", "no solutions", "none", "no real solutions", "empty set")
+NOTHING = ("\\emptyset", "\\{\\}")
+NOTHING_WORDS = re.compile(
+    r"(?:there (?:is|are|exists?) )?(?:none|(?:no|an|the)?(?: ?(?:real|integer|such|valid|possible|empty))*"
+    r" ?(?:solutions?|roots?|set|values?|numbers?|integers?)(?: exists?)?)",
+    re.I,
+)
 
 
 def text_reading(text: str) -> Text | None:
@@ -99,7 +103,7 @@ def text_reading(text: str) -> Text | None:
     words = re.sub(r"\s+", " ", words.replace("~", " ")).strip()
     if re.search(r"[\\^_=<>+*/|]", words) or not re.search("[a-zA-Z]", words):
         return None
-    words = LEAD_IN.sub("", words).strip(" .,:;\"'`")
+    words = LEAD_IN.sub("", words).strip(' .,:;"`')  # not the prime of f'
     words = re.sub(r"(?:an?|the) (?=[a-z]{3})", "", words) if re.match(r"(?:an?|the) [a-z]{3,}\Z", words) else words
     if choice := re.fullmatch(r"(?:(?:choice|option|answer) )?\(? ?([A-Za-z]+) ?\)?", words, re.I):
         words = choice.group(1)
@@ -215,8 +219,44 @@ def _balanced(text: str) -> bool:
     return depth == 0
 
 
+def _says_nothing(words: str) -> bool:
+    return bool(NOTHING_WORDS.fullmatch(words)) and bool(re.search(r"\b(?:no|none|empty)\b", words, re.I))
+
+
+def _rows_in_brackets(text: str) -> list[object]:
+    """`[[1,2],[3,4]]` as a matrix."""
+    if not re.match(r"\[ ?\[.*\] ?\]\Z", text, re.DOTALL):
+        return []
+    rows = [row.strip() for row in split_top_level(text[1:-1], COMMA)]
+    if not all(row[:1] == "[" and row[-1:] == "]" for row in rows):
+        return []
+    return [Matrix(tuple(tuple(cell.strip() for cell in split_top_level(row[1:-1], COMMA)) for row in rows))]
+
+
+def _transposed(text: str) -> list[object]:
+    """`(1,2)^T` as a column, and a matrix turned over."""
+    match = re.match(r"(.*[)\]}]) ?\^ ?(?:\{ ?)?(?:T|\\top|\\text ?\{ ?T ?\})(?: ?\})?\Z", text, re.DOTALL)
+    found: list[object] = []
+    for reading in readings(match.group(1)) if match else []:
+        if isinstance(reading, Matrix) and len({len(row) for row in reading.rows}) == 1:
+            rows = tuple(zip(*reading.rows))
+            found.append(Matrix(rows, reading.determinant))
+            if len(reading.rows) == 1 and len(rows) > 1:
+                found.append(Sequence("column", reading.rows[0]))
+        elif isinstance(reading, Sequence) and reading.brackets in ("()", "[]", "<>"):
+            found.append(Sequence("column", reading.items))
+    return found
+
+
 def _punctured_line(text: str) -> tuple[str, ...] | None:
-    """Everything but some points, as the intervals between them (given in ascending order when there are several)."""
+    """Everything but some points or one interval, as the intervals that are left (points in ascending order)."""
+    match = re.match(rf"{REALS} ?\\setminus ?(.*)\Z", _membership(text))
+    gap = match and _interval(match.group(1))
+    if gap and gap.low is not None and gap.high is not None:
+        return (
+            f"(-\\infty,{gap.low}{')' if gap.low_closed else ']'}",
+            f"{'(' if gap.high_closed else '['}{gap.high},\\infty)",
+        )
     match = re.match(rf"{REALS} ?(?:\\setminus|-) ?\\\{{(.*)\\\}}\Z", _membership(text))
     match = match or re.match(rf"{NAME} ?\\ne ?(.*)\Z", text)
     points = _items(match.group(1), COMMA) if match else None
@@ -231,26 +271,34 @@ def _punctured_line(text: str) -> tuple[str, ...] | None:
     return tuple(f"({low},{high})" for low, high in zip(ends, ends[1:]))
 
 
-def readings(text: str) -> list[object]:
+@functools.lru_cache(maxsize=4096)
+def readings(text: str) -> tuple[object, ...]:
     """Every way to read a normalised answer."""
+    return tuple(_readings(text))
+
+
+def _readings(text: str) -> list[object]:
     text = strip_group(re.sub(r"\\(?:begin|end) ?\{cases\}", "", text))
     if not text:
         return []
     found: list[object] = []
-    if squeeze(text) in map(squeeze, EVERYTHING) or squeeze(_membership(text)) in map(squeeze, EVERYTHING[:3]):
-        found.append(Interval(None, False, None, False))
+    if numbers := number_set(_membership(text)):
+        found.append(numbers)
+        if numbers == NumberSet("R"):
+            found.append(Interval(None, False, None, False))
+    if time := clock(text):
+        found.append(time)
     words = text_reading(text)
     if words:
-        found.append(Text("empty set", True) if words.words.lower() in NOTHING else words)
-    if squeeze(text) in NOTHING[:2]:
+        found.append(Text("empty set", True) if _says_nothing(words.words) else words)
+    if squeeze(text) in NOTHING:
         found.append(Text("empty set", True))
     text = LEAD_IN.sub("", text).strip() if text[:1].isalpha() else text
-    if lead := re.match(r"\\text ?\{([^{}]*)\}(?=.*\d)", text):
-        changing = CHANGING_LEAD.search(lead.group(1)) and text[lead.end() :].lstrip()[:1] not in ("=", ":")
-        words = re.findall("[a-z]+", lead.group(1).lower())
-        if not changing and not NOT_UNITS.intersection(words) - {"is", "are", "such", "that", *LEAD_NOUNS}:
-            found += readings(text[lead.end() :].lstrip(" =:"))
-    text = re.sub(r"(?<=\w) ?\\text ?\{ ?\(?(?:in )?base(?: (\d+))? ?\)?\}(?: ?(\d+))?\Z", r"_{\1\2}", text)
+    text = re.sub(r"(?<=\w) ?\(? ?\\text ?\{ ?\(?(?:in )?base(?: (\d+))? ?\)?\}(?: ?(\d+))? ?\)?\Z", r"_{\1\2}", text)
+    if not text:
+        return found
+    if segment := re.fullmatch(r"(?:\\overline ?\{ ?)?([A-Z]{2}) ?\}?", text):
+        found.append(Scalar("".join(sorted(segment.group(1)))))  # AB is BA
     based = re.match(r"\(?([0-9A-F]+)\)? ?_ ?(?:\{ ?(?:\\text\{)? ?\(?(\w+)\)? ?\}?\}|(\d))\Z", text)
     if based:
         base = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
@@ -268,8 +316,11 @@ def readings(text: str) -> list[object]:
         found.append(Matrix(cells, matrix.group(1) in ("v", "V") and bool(matrix.group(1))))
         if all(len(row) == 1 for row in cells) and len(cells) > 1:
             found.append(Sequence("column", tuple(row[0] for row in cells)))
+        if len(cells) == 1 and len(cells[0]) == 1 and matrix.group(1) == "":
+            return found + _readings(cells[0][0])
+    found += _rows_in_brackets(text) + _transposed(text)
     if built := SET_BUILDER.match(text):
-        return found + readings(built.group(1))
+        return found + _readings(built.group(1))
     if interval := _interval(text) or _both(text):
         found.append(interval)
     if points := _punctured_line(text):
@@ -277,7 +328,7 @@ def readings(text: str) -> list[object]:
     union = [part.strip() for part in split_top_level(_membership(text), UNION)]
     if len(union) > 1 and all(_interval(part) for part in union):
         found.append(Sequence("", tuple(union)))
-    found += _sequences(_membership(text))
+    found += _sequences(named_point(_membership(text)))
     ratio = [part.strip() for part in split_top_level(text, re.compile(":|\\\\text ?\\{ ?to ?\\}"))]
     if len(ratio) > 1 and all(exact_number(part) is not None or re.fullmatch(r"[\w\\{}]+", part) for part in ratio):
         found.append(Ratio(tuple(ratio)))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from .latex import exact_number
+from .numerals import spell
 
 # Name -> (dimension, size in the dimension's base unit). Plurals are handled by `_lookup`.
 _LENGTH = {"mm": "1/1000", "millimeter": "1/1000", "cm": "1/100", "centimeter": "1/100", "dm": "1/10", "m": "1",
@@ -22,22 +23,31 @@ UNITS: dict[str, tuple[str, Fraction]] = {
     for name, size in table.items()
 }
 SCALES = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+MAX_UNIT_LENGTH = 120
 DEGREE_NAMES = ("degree", "degrees", "deg")
 RADIAN_NAMES = ("radian", "radians", "rad", "rads")
 # Words after a number that change what is said: such a tail is no unit.
 NOT_UNITS = frozenset(
     "or and not no nor than more less least most about approximately approx roughly around to from but except plus "
-    "minus times over mod modulo if when for where with all any none only such that is are true false choose else "
-    "half at under below above between wrong incorrect twice thrice halves thirds quarters tens squared cubed "
+    "minus over mod modulo if when for where with all any none only such that is are true false choose else "
+    "half at under below above between wrong incorrect twice thrice halves thirds tens squared cubed "
     "factorial".split()
 )
 # The same, unless they belong to the noun that follows: 12 positive integers, 12 square feet.
 NOT_LAST = frozenset("negative positive double triple root square cube inverse reciprocal".split())
-# Words before a number that change it.
+# Words before a number that change it, some only as the last.
 CHANGING_LEAD = re.compile(
     r"\b(?:negative|twice|double|triple|thrice|half|halves|factorial|(?:root|square|cube|inverse|reciprocal)"
-    r"(?=\s+of\b|\s*\Z))(?:\s+of)?(?:\s+the)?\s*\Z",
+    r"(?=\s+of\b|\s*\Z))(?:\s+of)?(?:\s+the)?\s*\Z"
+    r"|\b(?:near|within|before|after|past|beyond|close|multiple|factor|divisor|power)\s*\Z",
     re.I,
+)
+
+
+# "The value of 12" is 12; "a multiple of 12" is not.
+NAMES_OF_VALUES = frozenset(
+    "value total answer maximum minimum result sum area length distance volume probability cost speed perimeter "
+    "score price height radius".split()
 )
 
 
@@ -64,6 +74,8 @@ def parse_unit(text: str) -> Unit | None:
     Returns:
         [`Unit`] or `None`: `None` for words that are no unit ("or more", "approximately").
     """
+    if len(text) > MAX_UNIT_LENGTH:
+        return None
     text = re.sub(r"\\text ?\{([^{}]*)\}", r" \1 ", text).lower().replace("\\$", "$")
     text = re.sub(r"[{}()]", "", text)
     text = re.sub(r"\b(square|sq\.?)\s+([a-z]+)", r"\2^2", text)
@@ -71,14 +83,14 @@ def parse_unit(text: str) -> Unit | None:
     text = re.sub(r"([a-z]+)\s+squared", r"\1^2", text)
     text = re.sub(r"([a-z]+)\s+cubed", r"\1^3", text)
     text = re.sub(r"\bper\b|\ba(?=\s+[a-z])", "/", text)
-    text = re.sub(r"\bmph\b", "mile/hour", text)
+    text = re.sub(r"\bmph\b", "mile/hour", re.sub(r"\bkm?p?h\b(?<=ph)|\bkmh\b", "km/hour", text))
     text = re.sub(r"\s*([/^])\s*", r"\1", text.replace("\\cdot", " ").replace(".", " ")).strip()
     words = re.findall(r"[a-z$]+", text)
-    if not words or any(word in NOT_UNITS or word in SCALES for word in words):
+    if not words or "times" in words[:-1] or any(word in NOT_UNITS or word in SCALES for word in words):
         return None
     if words[-1] in NOT_LAST:
         return None
-    if not re.fullmatch(r"[a-z$'\- ]+(\^-?\d)?([ /]+[a-z$'\- ]+(\^-?\d)?)*", text):
+    if not re.fullmatch(r"[a-z$'-]+(\^-?\d)?([ /]+[a-z$'-]+(\^-?\d)?)*", text):
         return None
     dimensions: dict[str, int] = {}
     size = Fraction(1)
@@ -97,12 +109,16 @@ def parse_unit(text: str) -> Unit | None:
 
 @dataclass(frozen=True)
 class Quantity:
-    """A value with what stood around it: `kind` is `"unit"`, `"percent"`, `"degree"` or `"radian"`."""
+    """
+    A value with what stood around it: `kind` is `"unit"`, `"percent"`, `"degree"` or `"radian"`; `sum` says that it was
+    given in several units.
+    """
 
     value: str
     kind: str
     unit: Unit | None = None
     scale: int = 1
+    sum: bool = False
 
 
 _TAIL = re.compile(r"(?P<value>.*?[\w}\])!])\s*(?P<unit>\\text ?\{[^{}]*[a-zA-Z][^{}]*\}.*)\Z", re.DOTALL)
@@ -113,6 +129,32 @@ _WORDS = re.compile(
 )
 
 
+_SUMMAND = re.compile(
+    r"(?:, ?|and |, ?and |\\text ?\{ ?,? ?and ?\} ?)?(?P<value>\d[\d,.]*|\\frac\{\d+\}\{\d+\}) ?"
+    r"(?:\\text ?\{ ?(?P<unit>[a-z]+)\.?(?P<joint>,? ?and)? ?,? ?\}|(?P<plain>[a-z]+)\.?) ?,? ?",
+    re.I,
+)
+
+
+def _sum_of_units(text: str) -> Quantity | None:
+    """`2 hours 30 minutes`, in the first unit: known units of one kind, each smaller than the one before."""
+    total, index, units = Fraction(0), 0, []
+    while index < len(text):
+        match = _SUMMAND.match(text, index)
+        unit = match and parse_unit(match.group("unit") or match.group("plain"))
+        number = exact_number(match.group("value").rstrip(",.")) if match else None
+        if not unit or unit.dimensions is None or number is None or len(unit.dimensions) != 1:
+            return None
+        if units and (unit.dimensions != units[0].dimensions or unit.size >= units[-1].size):
+            return None
+        units.append(unit)
+        total += number * unit.size / units[0].size
+        index = match.end()
+    if len(units) < 2:
+        return None
+    return Quantity(spell(total), "unit", units[0], sum=True)
+
+
 def split_quantity(text: str) -> Quantity | None:
     """
     Take a unit off a normalised answer.
@@ -120,6 +162,8 @@ def split_quantity(text: str) -> Quantity | None:
     Returns:
         [`Quantity`] or `None`: `None` when the text carries no unit.
     """
+    if text[:1].isdigit() and (parts := _sum_of_units(text)):
+        return parts
     match = re.match(r"(?P<sign>[+-]? ?)(?:\\\$|USD|\\text ?\{ ?(?:USD|\\\$) ?\}) ?(?P<value>.+)\Z", text, re.DOTALL)
     if match:
         rest = match.group("sign").strip() + match.group("value")
@@ -132,6 +176,8 @@ def split_quantity(text: str) -> Quantity | None:
     if match := re.match(r"(.+?)\s*(?:%|\\text ?\{\s*%?\s*(?:percent|per cent|pct)?\s*\})\Z", text, re.DOTALL | re.I):
         inner = split_quantity(match.group(1))
         return None if inner and inner.kind == "percent" else Quantity(match.group(1), "percent")
+    if re.search(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])", text) and "\\degree" in text:
+        return None  # the degrees belong to the argument
     if match := re.match(r"(.+?)\s*\\degree(?: ?(?:\\text ?\{ ?)?[CF](?: ?\})?)?\Z", text, re.DOTALL):
         return Quantity(match.group(1), "degree")
     match = _TAIL.match(text) or _WORDS.match(text)

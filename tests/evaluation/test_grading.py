@@ -61,6 +61,29 @@ def test_answers(case):
     assert grade(boxed(case["answer"]), case["gold"]) is case["right"]
 
 
+ADVERSARIAL = Path(__file__).parent / "adversarial_answers.jsonl"
+
+
+def adversarial() -> list:
+    """
+    Pairs that were labelled before the grader saw them, in two sets.
+
+    The first time, set 1 (626 pairs) gave 21 false accepts and 98 false rejects; once those kinds were mended, set 2
+    gave 2 and 19. What is still wrong is marked: a strict xfail keeps the number in sight.
+    """
+    params = []
+    for line in ADVERSARIAL.read_text(encoding="utf-8").splitlines():
+        case = json.loads(line)
+        marks = [pytest.mark.xfail(strict=True, reason="known miss")] if case.get("known_miss") else []
+        params.append(pytest.param(case, marks=marks, id=f"{case['answer']} ~ {case['gold']}"))
+    return params
+
+
+@pytest.mark.parametrize("case", adversarial())
+def test_adversarial_answers(case):
+    assert grade(boxed(case["answer"]), case["gold"]) is case["right"]
+
+
 @pytest.mark.parametrize(
     ("text", "gold", "verdict"),
     [
@@ -203,10 +226,11 @@ def test_answers_that_only_look_right(gold, answer, right):
         BOX + "{" * 500_000 + "1" + "}" * 500_000 + "}",
         BOX + "1}" + BOX + "{" * 500_000 + "1" + "}" * 500_000 + "}",
         BOX + "0" * 500_000 + "x}",
+        BOX + r"answer\text{sum of }" * 60 + "!}",
     ],
-    ids=["boxes", "braces", "two boxes", "zeros"],
+    ids=["boxes", "braces", "two boxes", "zeros", "words"],
 )
-def test_deep_nesting_costs_no_time(text):
+def test_long_answers_cost_no_time(text):
     started = time.monotonic()
     assert not grade(text, "5")
     assert time.monotonic() - started < 10
