@@ -23,6 +23,7 @@ from trl.models.utils import disable_gradient_checkpointing
 
 from . import data, methods
 from .callbacks import RolloutRecord, StepCounter, notify_rollout
+from .checkpoints import WholeCheckpoints
 from .compilation import compile_layers
 from .config import CROPConfig
 from .distributed import RunningMeans, gather_ragged, largest_of
@@ -46,7 +47,7 @@ def no_reward(completions: list, **kwargs) -> list[float]:
     return [0.0] * len(completions)
 
 
-class CROPTrainer(GRPOTrainer):
+class CROPTrainer(WholeCheckpoints, GRPOTrainer):
     """
     Trainer for selective on-policy distillation: the student samples, a teacher scores its tokens, and only those that
     the method selects are trained.
