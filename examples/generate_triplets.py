@@ -6,6 +6,7 @@
 Run the same command again to go on after an interruption. Needs `pip install -e .[openai]`.
 """
 
+import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from crop_trl.triplets.client import EndpointError
 from crop_trl.triplets.estimate import dry_run
 from crop_trl.triplets.ledger import LedgerError
 from crop_trl.triplets.pipeline import generate_triplets
+from crop_trl.triplets.progress import say
 from crop_trl.triplets.report import write_report
 from crop_trl.triplets.review import apply_review, write_review_page
 from crop_trl.triplets.settings import TripletSettings
@@ -37,26 +39,43 @@ def main() -> int:
     try:
         settings, task = parser.parse_args_into_dataclasses()
         if task.dry_run:
-            print(dry_run(settings))
+            show(dry_run(settings))
         elif task.review is not None:
-            print(f"Open {write_review_page(settings.output, task.review, task.seed)} in a browser.")
+            show(f"Open {write_review_page(settings.output, task.review, task.seed)} in a browser.")
         elif task.apply_review:
-            print(apply_review(settings.output, Path(task.apply_review)))
+            show(apply_review(settings.output, Path(task.apply_review)))
         elif task.report:
-            print(write_report(settings.output))
+            show(write_report(settings.output))
         else:
-            result = generate_triplets(settings)
-            print(write_report(settings.output))
-            if result.error:
-                raise result.error
-            if result.stopped:
-                left = result.problems - len(result.records)
-                print(f"Stopped ({result.stopped}), {left} problems left; run again to go on.", file=sys.stderr)
-                return 3
+            return generate(settings)
     except (ValueError, OSError, LedgerError, EndpointError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}")
         return 1
     return 0
+
+
+def generate(settings: TripletSettings) -> int:
+    """Make triplets and show the report. What ended a run early is said even if the report cannot be written."""
+    result = generate_triplets(settings)
+    try:
+        show(write_report(settings.output))
+    except OSError as error:
+        raise result.error or error from None
+    if result.error:
+        raise result.error
+    if result.stopped:
+        left = result.problems - len(result.records)
+        say(f"Stopped ({result.stopped}), {left} problems not finished this time; run again to go on.")
+        return 3
+    return 0
+
+
+def show(text: str) -> None:
+    """Print; a reader such as `head` that has seen enough ends the printing and nothing else."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it ends
 
 
 if __name__ == "__main__":

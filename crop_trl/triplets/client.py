@@ -24,11 +24,16 @@ except ImportError as error:
 from .settings import TripletSettings
 
 MODES = ("json_schema", "json_object", "text")
+ACCOUNT_CODES = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
 LONGEST_RETRY_AFTER = 600.0  # an endpoint that asks for more has a quota, not a rate limit; a rerun goes on from here
 
 
 class RequestFailed(RuntimeError):
     """One request got no answer; the next one may. The message names the cause."""
+
+
+class RequestRefused(RequestFailed):
+    """HTTP 400 and its kin: the endpoint does not want this request as it is."""
 
 
 class EndpointError(RuntimeError):
@@ -83,13 +88,15 @@ class Client:
     Args:
         settings ([`TripletSettings`]): Endpoint, limits and sampling.
         known_mode (`str`, *optional*): How this endpoint took requests for JSON in an earlier run; tried first.
+        accepted (`bool`, *optional*, defaults to `False`): Whether it took requests with these settings then.
 
     Attributes:
+        accepted (`bool`): Whether such a request has been answered: one that is turned down is then a case of its own.
         mode (`str` or `None`): How JSON is asked for; `None` until the first answer.
         retries (`Counter`): Repeated requests by cause.
     """
 
-    def __init__(self, settings: TripletSettings, known_mode: str | None = None):
+    def __init__(self, settings: TripletSettings, known_mode: str | None = None, accepted: bool = False):
         key = settings.api_key()
         self.settings = settings
         self.redact = Redactor(key)
@@ -97,7 +104,8 @@ class Client:
         self._modes = MODES[MODES.index(known_mode) :] if known_mode in MODES else MODES
         self.retries: Counter = Counter()
         self.stopping = asyncio.Event()
-        self._answered = False
+        self.accepted = accepted
+        self._answered = False  # by this process
         self._detecting = asyncio.Lock()
         options: dict[str, Any] = {}
         try:
@@ -116,43 +124,39 @@ class Client:
     async def __aexit__(self, *exception: Any) -> None:
         await self._openai.close()
 
-    async def complete(
-        self, model: str, messages: list[dict[str, str]], name: str, schema: Mapping[str, Any]
-    ) -> Answer:
+    async def complete(self, messages: list[dict[str, str]], name: str, schema: Mapping[str, Any]) -> Answer:
         """
         Send a request and return its answer, whatever it says.
 
         Args:
-            model (`str`): Model name.
             messages (`list[dict]`): Chat messages.
             name (`str`): The schema's name.
             schema (`Mapping`): JSON schema of the wanted answer.
 
         Raises:
-            `RequestFailed`: no answer after all repetitions, or the endpoint turned this request down.
+            `RequestFailed`: no answer after all repetitions.
+            `RequestRefused`: the endpoint turned this request down.
             `EndpointError`: the endpoint is down, refuses the key or does not know the model.
             `Stopped`: the run was stopped while the request waited to be repeated.
         """
         if self.mode:
-            return await self._repeat(model, messages, name, schema, self.mode)
+            return await self._repeat(messages, name, schema, self.mode)
         async with self._detecting:
             if self.mode:  # found by the request before
-                return await self._repeat(model, messages, name, schema, self.mode)
+                return await self._repeat(messages, name, schema, self.mode)
             refused = None
             for mode in self._modes:
                 try:
-                    answer = await self._repeat(model, messages, name, schema, mode)
-                except _BadRequest as error:
+                    answer = await self._repeat(messages, name, schema, mode)
+                except RequestRefused as error:
                     refused = refused or error
                 else:
                     self.mode = mode
                     return answer
             raise refused  # refused however it is asked for: something else is wrong with it
 
-    async def _repeat(self, model: str, messages: list, name: str, schema: Mapping[str, Any], mode: str) -> Answer:
-        body: dict[str, Any] = {"model": model, "messages": messages, **self.settings.sampling()}
-        if self.settings.max_completion_tokens is not None:
-            body["max_completion_tokens"] = self.settings.max_completion_tokens
+    async def _repeat(self, messages: list, name: str, schema: Mapping[str, Any], mode: str) -> Answer:
+        body: dict[str, Any] = {**self.settings.request_fields(), "messages": messages}
         if mode == "json_schema":
             body["response_format"] = {
                 "type": "json_schema",
@@ -177,7 +181,7 @@ class Client:
                     "address."
                 ) from None
             raise RequestFailed(f"{error.cause}: {error}") from None
-        self._answered = True
+        self._answered = self.accepted = True
         return self._read(payload, mode)
 
     def _retry_limit(self, state: tenacity.RetryCallState) -> int:
@@ -205,7 +209,7 @@ class Client:
             raise _Transient("connection", self.redact.message(str(cause or error))) from None
         except openai.APIStatusError as error:
             raise self._status_error(error) from None
-        except ValueError:  # said to be JSON, and is not
+        except (ValueError, RecursionError):  # said to be JSON, and is not
             payload = None
         if not isinstance(payload, dict) or not _first_message(payload):
             # A gateway's error page with status 200: nobody's answer, so there is nothing to keep.
@@ -214,6 +218,8 @@ class Client:
 
     def _status_error(self, error: openai.APIStatusError) -> Exception:
         status, text = error.status_code, self.redact.message(error.message)
+        if status == 403 and self.accepted:
+            return RequestFailed(f"http_403: {text}")  # the key is good: some gateways turn single requests down so
         if status in (401, 403):
             return EndpointError(
                 f"The endpoint {self.settings.endpoint} refuses the key in ${self.settings.api_key_env} "
@@ -223,12 +229,12 @@ class Client:
             return EndpointError(
                 f"`model` or `base_url` is wrong: {self.settings.endpoint} answers HTTP 404 ({text}); correct either."
             )
-        if status == 402 or error.code == "insufficient_quota":
+        if status == 402 or error.code in ACCOUNT_CODES:
             return EndpointError(f"The account has no credit left (HTTP {status}: {text}); add some and run again.")
         if status in (408, 409, 429) or status >= 500:
             cause = "rate_limit" if status == 429 else f"http_{status}"
             return _Transient(cause, f"HTTP {status}: {text}", _retry_after(error.response.headers))
-        return _BadRequest(f"http_{status}: {text}")
+        return RequestRefused(f"http_{status}: {text}")
 
     def _read(self, payload: dict[str, Any], mode: str) -> Answer:
         message = _first_message(payload)
@@ -252,10 +258,6 @@ class _Transient(RuntimeError):
     def __init__(self, cause: str, message: str, retry_after: float | None = None):
         super().__init__(message)
         self.cause, self.retry_after = cause, retry_after
-
-
-class _BadRequest(RequestFailed):
-    """HTTP 400 and its kin: this request is not wanted as it is."""
 
 
 def _first_message(payload: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -3,12 +3,12 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-CHARS_PER_TOKEN = 3.3  # for English with LaTeX; only estimates use it, accounts use what the endpoint reports
+CHARS_PER_TOKEN = 3.3  # for English with LaTeX; used where an endpoint reports nothing
 FIRST_ANSWER_TOKENS = 3_000  # reckoned with while no answer has been seen
 TOKEN_FIELDS = ("input", "cached_input", "output")
 
@@ -45,13 +45,41 @@ def find_prices(
     return Prices(**row) if row else None
 
 
-def count_tokens(usage: Mapping[str, Any] | None) -> dict[str, int]:
-    """Token counts of a response's `usage`, zeros where an endpoint does not report them."""
+def stated_usage(usage: Any, messages: Sequence[Mapping[str, str]], content: str | None) -> dict[str, Any]:
+    """
+    A response's `usage` as the ledger keeps it; what an endpoint does not state is estimated from the texts' lengths.
+
+    Args:
+        usage (`Any`): What came with the response: a mapping, hopefully.
+        messages (sequence of mappings): What was sent.
+        content (`str`, *optional*): What was answered.
+
+    Returns:
+        `prompt_tokens`, `completion_tokens`, `prompt_tokens_details`, and `estimated` where one of the first two is.
+        Thinking that the answer does not show is not part of an estimate.
+    """
     usage = usage if isinstance(usage, Mapping) else {}
     details = usage.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, Mapping) else None
+    cached = _count(details.get("cached_tokens")) if isinstance(details, Mapping) else None
+    prompt, completion = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
+    kept: dict[str, Any] = {
+        "prompt_tokens": prompt if prompt else sum(estimate_tokens(message["content"]) for message in messages),
+        "completion_tokens": estimate_tokens(content or "") if completion is None else completion,
+        "prompt_tokens_details": {"cached_tokens": min(cached or 0, prompt or 0)},
+    }
+    return kept | ({"estimated": True} if not prompt or completion is None else {})
+
+
+def _count(value: Any) -> int | None:
+    return int(value) if type(value) in (int, float) and 0 <= value < 1e12 else None
+
+
+def count_tokens(usage: Mapping[str, Any] | None) -> dict[str, int]:
+    """Token counts of what [`stated_usage`] returned; zeros for `None`."""
+    usage = usage or {}
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
     counts = (usage.get("prompt_tokens"), cached, usage.get("completion_tokens"))
-    return {name: count if type(count) is int else 0 for name, count in zip(TOKEN_FIELDS, counts)}
+    return {name: count or 0 for name, count in zip(TOKEN_FIELDS, counts, strict=True)}
 
 
 def estimate_tokens(text: str) -> int:
@@ -80,7 +108,8 @@ class Account:
     requests: Counter = field(default_factory=Counter)
     tokens: dict[str, Counter] = field(default_factory=dict)
     longest: Counter = field(default_factory=Counter)
-    without_usage: int = 0
+    estimated: int = 0
+    in_flight: int = 0
     reserved: float = 0.0
 
     def add(self, kind: str, usage: Mapping[str, Any] | None) -> None:
@@ -89,7 +118,7 @@ class Account:
         counts = count_tokens(usage)
         self.tokens.setdefault(kind, Counter()).update(counts)
         self.longest[kind] = max(self.longest[kind], counts["output"])
-        self.without_usage += not usage
+        self.estimated += not usage or bool(usage.get("estimated"))
 
     def add_entries(self, entries: Iterable[Mapping[str, Any]]) -> "Account":
         """Book the entries of a ledger."""
@@ -116,3 +145,13 @@ class Account:
     def allows(self, cost: float) -> bool:
         """Whether the limit leaves room for a request of that cost, those in flight taken into account."""
         return self.max_cost is None or self.cost + self.reserved + cost <= self.max_cost
+
+    def reserve(self, cost: float) -> None:
+        """A request of that cost, at most, is on its way."""
+        self.in_flight += 1
+        self.reserved += cost
+
+    def release(self, cost: float) -> None:
+        """It is there, or lost."""
+        self.in_flight -= 1
+        self.reserved = self.reserved - cost if self.in_flight else 0.0  # no rounding is left over

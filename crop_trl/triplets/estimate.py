@@ -8,7 +8,7 @@ from .pipeline import SCHEMAS
 from .prompts import load_templates
 from .reading import CandidateFields
 from .settings import TripletSettings
-from .source import read_problems
+from .source import duplicates_line, read_problems
 
 # Without answers in the ledger to learn from: descriptions and JSON around two problems, and a critic's reasons.
 CANDIDATE_TOKENS, EVALUATION_TOKENS = 150, 350
@@ -44,17 +44,17 @@ def dry_run(settings: TripletSettings) -> str:
     frame = {kind: estimate_tokens("".join(m["content"] for m in requests[kind])) for kind in requests}
     own = estimate_tokens(example.text)
     tokens = {"input": 0.0, "cached_input": 0.0, "output": 0.0}
-    for problem in {problem.text: problem for problem in problems}.values():  # a repeated text is asked once
-        length = estimate_tokens(problem.text)
+    texts = {problem.text for problem in problems}  # a repeated text is asked once
+    for text in texts:
+        length = estimate_tokens(text)
         candidates = settings.candidates * (2 * length + CANDIDATE_TOKENS)
         tokens["input"] += frame["generator"] - own + length
         tokens["input"] += frame["critic"] - own + length + candidates
         tokens["output"] += candidates + settings.candidates * EVALUATION_TOKENS
     basis = "lengths of the problems"
     if answered.requests["generator"] and answered.requests["critic"]:
-        asked = len({problem.text for problem in problems})
         tokens = {
-            name: sum(answered.tokens[kind][name] / answered.requests[kind] for kind in requests) * asked
+            name: sum(answered.tokens[kind][name] / answered.requests[kind] for kind in requests) * len(texts)
             for name in tokens
         }
         basis = f"the {sum(answered.requests.values()):,} answers in the ledger, which will not be asked again"
@@ -62,13 +62,12 @@ def dry_run(settings: TripletSettings) -> str:
     tokens = {name: count * repeats for name, count in tokens.items()}
     prices = find_prices(settings.model, settings.price_input, settings.price_output, settings.price_cached_input)
     cost = "unknown (give price_input and price_output)" if prices is None else f"${prices.cost(tokens):,.2f}"
-    duplicates = problem_set.duplicates
     return "\n".join(
         [
             *lines,
             "===== estimate =====",
-            f"{len(problems):,} problems to ask, {excluded:,} excluded by the input screening, {duplicates['rows']:,} "
-            f"rows repeat an earlier text ({'left out' if duplicates['left_out'] else 'asked once'}).",
+            f"{len(problems):,} problems to ask, {excluded:,} excluded by the input screening; "
+            f"{duplicates_line(problem_set.duplicates)}",
             f"All of them together: {tokens['input'] / 1e6:.2f} M input and {tokens['output'] / 1e6:.2f} M output "
             f"tokens, cost {cost}; from {basis}. Thinking tokens of a reasoning model come on top unless the ledger "
             "shows them.",

@@ -20,7 +20,7 @@ FORMAT = 1
 
 
 class LedgerError(RuntimeError):
-    """A ledger that cannot be used or written; the message names the file and the remedy."""
+    """A ledger, or what is made of it, that cannot be used or written; the message names the file and the remedy."""
 
 
 def request_key(**request: Any) -> str:

@@ -8,8 +8,6 @@ are awaited and stored, the files are written for what is finished, and a rerun 
 import asyncio
 import hashlib
 import json
-import signal
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -17,13 +15,13 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-from tqdm import tqdm
-
-from .client import Answer, Client, EndpointError, Redactor, RequestFailed, Stopped
-from .costs import Account, estimate_tokens, find_prices
-from .ledger import Ledger, request_key
-from .outcome import STATUSES, Round, build_record, excluded_record
-from .outputs import OutputDirectory
+from .client import Answer, Client, EndpointError, Redactor, RequestFailed, RequestRefused, Stopped
+from .costs import Account, estimate_tokens, find_prices, stated_usage
+from .known import Known, served_digest
+from .ledger import Ledger, LedgerError, request_key
+from .outcome import Round, build_record, excluded_record
+from .outputs import OutputDirectory, find_replaced, merge_records
+from .progress import Progress, on_interrupt, say
 from .prompts import Templates, load_templates, round_feedback
 from .reading import CriticAnswer, GeneratorAnswer, answer_flaw, read_candidates, read_evaluations, request_schema
 from .settings import TripletSettings
@@ -50,6 +48,7 @@ class RunResult:
         stopped (`str`, *optional*): Why the run ended before all were finished.
         error (`Exception`, *optional*): What made it end, when that was an error.
         requests (`int`): Requests answered in this run.
+        kept (`int`): Records of earlier runs that stay as they are.
     """
 
     records: list[dict[str, Any]]
@@ -57,6 +56,7 @@ class RunResult:
     stopped: str | None = None
     error: Exception | None = None
     requests: int = 0
+    kept: int = 0
 
 
 def generate_triplets(settings: TripletSettings, progress: bool = True) -> RunResult:
@@ -74,7 +74,7 @@ def generate_triplets(settings: TripletSettings, progress: bool = True) -> RunRe
 
     Raises:
         `ValueError`: a setting or an input that cannot work; nothing was sent.
-        `LedgerError`: another process is at work in the output directory.
+        `LedgerError`: another process is at work in the output directory, or the records cannot be written.
     """
 
     def work() -> RunResult:
@@ -112,77 +112,69 @@ async def _generate(settings: TripletSettings, progress: bool) -> RunResult:
     redact = Redactor(settings.api_key())
     problem_set = read_problems(settings)
     for note in problem_set.notes:
-        print(note, file=sys.stderr)
+        say(note)
     output = OutputDirectory(settings.output, redact.content)
     account = Account(prices, settings.max_cost, settings.max_completion_tokens)
-    modes: dict[str, str] = {}
-    askers: set[tuple[str, str]] = set()
+    known = Known()
 
     def book(entry: dict[str, Any]) -> None:
+        known.add(entry)
         if "key" in entry:
-            askers.add((entry["model"], entry["templates"]))
             account.add(entry["kind"], entry.get("usage"))
-        elif "endpoint" in entry:
-            modes[entry["endpoint"]] = entry["mode"]
 
     with Ledger(output.ledger, on_entry=book) as ledger:
         if ledger.dropped or ledger.unreadable:
-            print(
+            say(
                 f"{output.ledger}: dropped a half-written last line of {ledger.dropped} bytes, skipped "
-                f"{ledger.unreadable} unreadable lines.",
-                file=sys.stderr,
+                f"{ledger.unreadable} unreadable lines."
             )
-        if askers and (settings.model, templates.version) not in askers:
-            earlier = "; ".join(f"{model}, templates {version}" for model, version in sorted(askers))
-            print(
+        if known.askers and (settings.model, templates.version) not in known.askers:
+            earlier = "; ".join(f"{model}, templates {version}" for model, version in sorted(known.askers))
+            say(
                 f"{output.ledger} holds answers for {earlier}. They stay, but model "
-                f"{settings.model} with templates {templates.version} is asked anew where requests differ.",
-                file=sys.stderr,
+                f"{settings.model} with templates {templates.version} is asked anew where requests differ."
             )
+        output.load_reviews()  # damaged, it would keep the records of this run from being written
         stored = output.stored_records()
+        replaced = find_replaced(stored, problem_set)
+        if replaced:
+            say(f"{len(replaced):,} problems have another text than before ({replaced[0]!r} first) and are made anew.")
         output.save_settings(settings, templates, problem_set)
-        async with Client(settings, modes.get(settings.endpoint)) as client:
-            run = Run(settings, templates, client, ledger, account)
+        accepted = served_digest(settings) in known.served
+        async with Client(settings, known.modes.get(settings.endpoint), accepted) as client:
+            run = Run(settings, templates, client, ledger, account, known)
             result = await run.process(problem_set, progress)
-            if (
-                not result.error
-                and client.mode
-                and settings.response_format == "auto"
-                and modes.get(settings.endpoint) != client.mode
-            ):
-                await ledger.append({"endpoint": settings.endpoint, "mode": client.mode})
-        records = result.records
-        if result.stopped or len(records) < len(stored):
-            records, kept = _with_stored(records, stored, problem_set, settings.deduplicate)
-            if kept:
-                print(
-                    f"{output.path}: kept {kept} records of earlier runs that this run did not finish; for this run's "
-                    "alone, name another `output`.",
-                    file=sys.stderr,
-                )
-        output.save_records(records)
-        output.save_end(result.problems - len(result.records), result.stopped, result.error, client.retries)
+        try:
+            _save(output, result, stored, problem_set, client.retries)
+        except OSError as error:
+            # What stopped the run says more than what it brought about here (a full disk: both).
+            raise result.error or LedgerError(
+                f"{error.filename or output.path} cannot be written ({error.strerror}); every answer is in "
+                f"{output.ledger}: make room and run again."
+            ) from error
     return result
 
 
-def _with_stored(
-    records: list[dict[str, Any]], stored: list[dict[str, Any]], problem_set: ProblemSet, deduplicated: bool
-) -> tuple[list[dict[str, Any]], int]:
-    """Records of a run and, where it has none, those stored before it; in the order of the input, others last."""
-    finished = {record["id"]: record for record in records}
-    ids = [problem.id for problem in problem_set.problems]
-    wanted = set(ids)
-    texts = {" ".join(problem.text.split()) for problem in problem_set.problems} if deduplicated else set()
-    kept = {
-        record["id"]: record
-        for record in stored
-        if record["id"] not in finished
-        # A duplicate that this run was told to leave out stays out.
-        and (record["id"] in wanted or " ".join(record["original_problem"].split()) not in texts)
-    }
-    merged = finished | kept
-    order = [id for id in ids if id in merged] + [id for id in kept if id not in wanted]
-    return [merged[id] for id in order], len(kept)
+def _save(
+    output: OutputDirectory, result: RunResult, stored: list[dict[str, Any]], problem_set: ProblemSet, retries: Counter
+) -> None:
+    records, kept = merge_records(result.records, stored, problem_set)
+    result.kept = kept.total()
+    if kept:
+        reasons = {
+            "elsewhere": "not in this input",
+            "unfinished": "not finished this time",
+            "failed": "a request failed this time",
+        }
+        counts = ", ".join(f"{kept[reason]:,} {text}" for reason, text in reasons.items() if kept[reason])
+        say(
+            f"{output.path}: kept {result.kept:,} records of earlier runs ({counts}); for this run's alone, name "
+            "another `output`."
+        )
+    output.save_records(records)
+    there = {record["id"] for record in records}
+    unfinished = sum(problem.id not in there for problem in problem_set.problems)
+    output.save_end(unfinished, result.kept, result.stopped, result.error, retries)
 
 
 @dataclass
@@ -194,12 +186,13 @@ class Run:
     client: Client
     ledger: Ledger
     account: Account
+    known: Known
     stopped: str | None = None
     error: Exception | None = None
     _failures: int = 0
     _requests: int = 0
-    _statuses: Counter = field(default_factory=Counter)
     _pending: dict[str, asyncio.Task] = field(default_factory=dict)
+    _settled: asyncio.Event = field(default_factory=asyncio.Event)
 
     def stop(self, reason: str, error: Exception | None = None) -> None:
         """Let nothing new be sent; the first reason stays."""
@@ -212,7 +205,7 @@ class Run:
         problems = problem_set.problems
         records: list[dict[str, Any] | None] = [None] * len(problems)
         todo = iter(enumerate(problems))
-        bar = tqdm(total=len(problems), desc="triplets", unit="problem", disable=not progress, smoothing=0.05)
+        bar = Progress(len(problems), self.account, progress)
 
         async def work() -> None:
             for place, problem in todo:
@@ -223,25 +216,17 @@ class Run:
                 except Exception as error:  # not raised here: it would cost the answers that others are waiting for
                     self.stop("error", error)
                     continue
-                self._statuses[records[place]["status"]] += 1
-                bar.set_postfix_str(self._progress(), refresh=False)
-                bar.update()
+                bar.finished(records[place]["status"])
                 await asyncio.sleep(0)  # a replayed record awaits nothing: let signals and the others in
 
-        with bar, _on_interrupt(lambda: self._interrupt(bar)):
+        def interrupt() -> None:
+            bar.note("Stopping: waiting for the requests in flight (interrupt again to leave them).")
+            self.stop("interrupted")
+
+        with bar, on_interrupt(interrupt):
             await asyncio.gather(*(work() for _ in range(min(self.settings.concurrency, len(problems)))))
         finished = [record for record in records if record is not None]
         return RunResult(finished, len(problems), self.stopped, self.error, self._requests)
-
-    def _interrupt(self, bar: tqdm) -> None:
-        bar.write("Stopping: waiting for the requests in flight (interrupt again to leave them).", file=sys.stderr)
-        self.stop("interrupted")
-
-    def _progress(self) -> str:
-        total, cost = self.account.total, self.account.cost
-        counts = " ".join(f"{name}={self._statuses[name]}" for name in STATUSES if self._statuses[name])
-        spent = "" if cost is None else f" ${cost:.2f}"
-        return f"{counts} in={total['input'] / 1e6:.2f}M out={total['output'] / 1e6:.2f}M{spent}"
 
     async def _record(self, problem: Problem) -> dict[str, Any]:
         if problem.excluded:
@@ -344,30 +329,42 @@ class Run:
     async def _request(
         self, key: str, kind: str, messages: list[dict[str, str]], facts: dict[str, Any]
     ) -> dict[str, Any]:
-        if self.stopped:
-            raise Stopped
-        bound = 0.0
-        if self.account.max_cost is not None:
-            bound = self.account.cost_bound(kind, sum(estimate_tokens(message["content"]) for message in messages))
-            if not self.account.allows(bound):
-                self.stop("max_cost")
-                raise Stopped
-        self.account.reserved += bound
+        cost = await self._reserve(kind, messages)
         try:
-            answer = await self._send(kind, messages, facts["model"])
-            entry = {"key": key, **facts, "time": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+            answer = await self._send(kind, messages)
             fields = answer.to_entry()
-            await self.ledger.append({**entry, "usage": fields.pop("usage"), "answer": fields})
-            self.account.add(kind, answer.usage)
+            usage = stated_usage(fields.pop("usage"), messages, answer.content)
+            time = datetime.now(timezone.utc).isoformat(timespec="seconds")
+            await self._store({"key": key, **facts, "time": time, "usage": usage, "answer": fields})
+            self.account.add(kind, usage)
         finally:
-            self.account.reserved -= bound  # only now: while the answer is being written it is spent, but not booked
+            self.account.release(cost)  # only now: while the answer is being written it is spent, but not booked
+            self._settled.set()
         self._requests += 1
         return fields
 
-    async def _send(self, kind: str, messages: list[dict[str, str]], model: str) -> Answer:
+    async def _reserve(self, kind: str, messages: list[dict[str, str]]) -> float:
+        """Wait until the cost limit leaves room for a request, and take it; what is in flight mostly costs less."""
+        cost = 0.0
+        if self.account.max_cost is not None:
+            cost = self.account.cost_bound(kind, sum(estimate_tokens(message["content"]) for message in messages))
+        while not self.stopped and not self.account.allows(cost):
+            if not self.account.in_flight:
+                self.stop("max_cost")
+                break
+            self._settled.clear()
+            await self._settled.wait()
+        if self.stopped:
+            raise Stopped
+        self.account.reserve(cost)
+        return cost
+
+    async def _send(self, kind: str, messages: list[dict[str, str]]) -> Answer:
         try:
-            answer = await self.client.complete(model, messages, kind, SCHEMAS[kind])
+            answer = await self.client.complete(messages, kind, SCHEMAS[kind])
         except RequestFailed as failure:
+            if isinstance(failure, RequestRefused) and self.client.accepted:
+                raise  # others were taken, so it is this request that is not wanted
             self._failures += 1
             if self._failures >= LONGEST_FAILURE_SERIES:
                 raise EndpointError(
@@ -378,29 +375,13 @@ class Run:
         self._failures = 0
         return answer
 
-
-class _on_interrupt:
-    """SIGINT and SIGTERM call a function once; the second time they do what they did before."""
-
-    def __init__(self, call: Callable[[], None]):
-        self._call = call
-
-    def __enter__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._set: list[int] = []
-        if threading.current_thread() is not threading.main_thread():
-            return  # only the main thread may handle signals
-        for number in (signal.SIGINT, signal.SIGTERM):
-            try:
-                self._loop.add_signal_handler(number, self._fire)
-                self._set.append(number)
-            except NotImplementedError:  # Windows
-                pass
-
-    def __exit__(self, *exception: Any) -> None:
-        while self._set:
-            self._loop.remove_signal_handler(self._set.pop())
-
-    def _fire(self) -> None:
-        self.__exit__()
-        self._call()
+    async def _store(self, entry: dict[str, Any]) -> None:
+        """Put an answer on disk; with the first one, that this endpoint takes such requests."""
+        served = served_digest(self.settings)
+        if served in self.known.served:
+            await self.ledger.append(entry)
+            return
+        mode = self.client.mode if self.settings.response_format == "auto" else None
+        endpoint = {"endpoint": self.settings.endpoint, "mode": mode, "served": served}
+        self.known.add(endpoint)
+        await asyncio.gather(self.ledger.append(entry), self.ledger.append(endpoint))

@@ -30,11 +30,11 @@ class TripletFormatError(ValueError):
     """A triplet source that cannot be read as records; the message names file, line and remedy."""
 
 
-def check_template(template: str) -> str:
-    """Return `template`, or raise `ValueError` when it does not hold `{problem}` exactly once."""
+def check_template(template: str, setting: str = "prompt_template") -> str:
+    """Return `template`, or raise `ValueError`, naming `setting`, when it does not hold `{problem}` exactly once."""
     if template.count(PLACEHOLDER) != 1:
         raise ValueError(
-            f"`prompt_template` must contain {PLACEHOLDER} exactly once, got {template!r}; for no wrapper, set it to "
+            f"`{setting}` must contain {PLACEHOLDER} exactly once, got {template!r}; for no wrapper, set it to "
             f"'{PLACEHOLDER}'."
         )
     return template
@@ -85,7 +85,12 @@ def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Replace a file by `text` in one step: whatever happens, the old or the new content is there."""
+    """
+    Replace a file by `text` in one step: whatever happens, the old or the new content is there.
+
+    Raises:
+        `OSError`: with the file's name, which the system leaves out where it is the disk that is full.
+    """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -95,6 +100,8 @@ def write_text(path: str | Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -221,9 +228,9 @@ def build_dataset(
     return datasets.Dataset.from_list(rows), report
 
 
-def load_records(source: str, split: str = "train") -> list[dict[str, Any]]:
+def load_records(source: str, split: str = "train", setting: str = "dataset_name") -> list[dict[str, Any]]:
     """
-    Read triplet records from a JSONL file or a hub dataset.
+    Read triplet records, or other rows, from a JSONL file or a hub dataset; errors name `setting`.
 
     Raises:
         `FileNotFoundError`: `source` looks like a path and no such file exists.
@@ -233,15 +240,15 @@ def load_records(source: str, split: str = "train") -> list[dict[str, Any]]:
     if path.is_file():
         return read_jsonl(path)
     if path.is_dir():
-        raise ValueError(f"`dataset_name` {source!r} is a folder; give the JSONL file in it.")
+        raise ValueError(f"`{setting}` {source!r} is a folder; give the JSONL file in it.")
     if path.suffix in (".json", ".jsonl") or source.startswith((".", "/", "~")):
-        raise FileNotFoundError(f"`dataset_name` {source!r} does not exist; give a JSONL file or a hub dataset's name.")
+        raise FileNotFoundError(f"`{setting}` {source!r} does not exist; give a JSONL file or a hub dataset's name.")
     try:
         return list(datasets.load_dataset(source, split=split))
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"`dataset_name` {source!r} is no file here, and no dataset of that name can be loaded from the hub "
-            f"({str(error).splitlines()[0]})."
+            f"`{setting}` {source!r} is no file here, and no dataset of that name can be loaded from the hub "
+            f"({(str(error).splitlines() or [type(error).__name__])[0]})."
         ) from error
 
 

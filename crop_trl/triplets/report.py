@@ -1,5 +1,6 @@
 """What became of the problems, as tables: outcomes, confidences, condition types, reasons for rejection, cost."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from .ledger import read_entries
 from .outputs import OutputDirectory
 from .reading import CONFIDENCES
 from .record import write_text
+from .source import duplicates_line
 from .validation import REJECTIONS, rejection_reasons
 
 OUTCOMES = {
@@ -22,10 +24,15 @@ OUTCOMES = {
 }
 CONFIDENCE_NAMES = dict(zip(CONFIDENCES, ("Paraphrase", "Counterfactual", "Overall"), strict=True))
 LISTED_TYPES = 12
+LONGEST_LABEL = 60  # characters of a condition type in the table; report.json has all of them
+SMALLEST_SAMPLE = 10  # records judged, before Cohen's kappa says anything
 
 
 def build_report(
-    records: Sequence[Mapping[str, Any]], run: Mapping[str, Any], account: Account, reviews: Mapping[str, Any]
+    records: Sequence[Mapping[str, Any]],
+    run: Mapping[str, Any],
+    account: Account,
+    reviews: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
     """
     Count everything the report shows.
@@ -34,13 +41,15 @@ def build_report(
         records (sequence of mappings): All records of a run.
         run (`Mapping`): What [`OutputDirectory.load_run`] returns.
         account ([`Account`]): Requests and tokens of the ledger.
-        reviews (`Mapping`): Record id to the verdict of a person.
+        reviews (`Mapping`): What [`OutputDirectory.load_reviews`] returns.
 
     Returns:
         Plain data, as it is written to `report.json`.
     """
     threshold = run["settings"]["threshold"]
-    total = max(run["input"]["problems"], len(records))  # more records where a run of fewer problems kept earlier ones
+    # Stated by the run that ended: the records may be those of other inputs as well.
+    unfinished = run.get("unfinished", max(0, run["input"]["problems"] - len(records)))
+    total = len(records) + unfinished
     statuses = Counter(record["status"] for record in records)
     accepted = [record for record in records if record["validation_passed"] and record["usable_for_training"]]
     repair_eligible = statuses["repaired_pass"] + statuses["needs_review"] + statuses["pending_repair"]
@@ -55,7 +64,10 @@ def build_report(
     return {
         "problems": total,
         "outcomes": {status: statuses[status] for status in OUTCOMES},
-        "unfinished": total - len(records),
+        "unfinished": unfinished,
+        "begun": {"started": run["begun"]["started"], "problems": run["begun"]["input"]["problems"]}
+        if "begun" in run
+        else None,
         "rejected_by_a_person": sum(is_rejected_by_person(record) for record in records),
         "validated": len(accepted),
         "alternates": sum(len(record["alternates"]) for record in accepted),
@@ -79,7 +91,7 @@ def build_report(
             "dollars": account.cost,
             "requests": dict(account.requests),
             "tokens": {kind: dict(tokens) for kind, tokens in account.tokens.items()},
-            "without_usage": account.without_usage,
+            "estimated": account.estimated,
         },
         "model": run["settings"]["model"],
         "templates": run["templates"]["version"],
@@ -230,25 +242,31 @@ def _agreement(records: Sequence[Mapping[str, Any]], reviews: Mapping[str, Any])
     both = {(c, p): table[f"critic_{c}_person_{p}"] for c in ("accept", "reject") for p in ("accept", "reject")}
     judged = sum(both.values())
     agreed = both["accept", "accept"] + both["reject", "reject"]
-    kappa = None
-    if judged:
-        critic_share = (both["accept", "accept"] + both["accept", "reject"]) / judged
-        person_share = (both["accept", "accept"] + both["reject", "accept"]) / judged
-        chance = critic_share * person_share + (1 - critic_share) * (1 - person_share)
-        kappa = (agreed / judged - chance) / (1 - chance) if chance < 1 else None
+    critic_accepts = both["accept", "accept"] + both["accept", "reject"]
+    person_accepts = both["accept", "accept"] + both["reject", "accept"]
+    kappa = undefined = None
+    if judged < SMALLEST_SAMPLE:
+        undefined = f"fewer than {SMALLEST_SAMPLE} records judged"
+    elif critic_accepts in (0, judged) or person_accepts in (0, judged):
+        undefined = "one side gave only one kind of verdict"
+    else:
+        chance = (critic_accepts * person_accepts + (judged - critic_accepts) * (judged - person_accepts)) / judged**2
+        kappa = (agreed / judged - chance) / (1 - chance)
+    verdicts = sum(map(len, reviews.values()))
     return {
-        "verdicts": len(reviews),
-        "outdated": len(reviews) - judged - table["unsure"],
+        "verdicts": verdicts,
+        "outdated": verdicts - judged - table["unsure"],
         "judged": judged,
         "agreed": agreed,
         "cohens_kappa": kappa,
+        "kappa_undefined": undefined,
         "table": dict(table),
     }
 
 
 def _types_table(types: Mapping[str, Any], accepted: int) -> str:
     listed = types["most_frequent"]
-    rows = [(label, count) for label, count in listed]
+    rows = [(_plain(label, LONGEST_LABEL), count) for label, count in listed]
     others = accepted - sum(count for _, count in listed)
     if others:
         rows.append(("All other labels", others))
@@ -259,17 +277,18 @@ def _reason_lines(report: Mapping[str, Any]) -> list[str]:
     def listed(title: str, counts: Mapping[str, int]) -> str:
         return f"{title}: {', '.join(f'{count:,} {name}' for name, count in counts.items())}." if counts else ""
 
-    duplicates = report["duplicates"]
-    handling = "left out" if duplicates["left_out"] else "kept; a repeated text is asked once"
     return [
         listed("Incomplete because of", report["incomplete_reasons"]),
         listed("Excluded because of", report["excluded_reasons"]),
         listed("Repeated requests", report["retries"]),
-        f"Duplicates: {duplicates['rows']:,} rows repeat the text of another ({handling}), "
-        f"{duplicates['conflicting_answers']:,} texts have more than one answer.",
+        f"Duplicates: {duplicates_line(report['duplicates'])}",
         f"Accepted triplets with a warning (see `warnings`): {report['warnings']:,}. Accepted triplets that are not "
         f"the critic's own selection: {report['selection_differs']:,}.",
-        f"The run ended early: {report['stopped']}." if report["stopped"] else "",
+        f"The run ended early: {_plain(report['stopped'], 400)}." if report["stopped"] else "",
+        f"A later run over {begun['problems']:,} problems began at {begun['started']} and has not ended: it is still "
+        "going on, or was killed. Its answers are in the ledger; run it again to have its records here."
+        if (begun := report["begun"])
+        else "",
     ]
 
 
@@ -281,8 +300,11 @@ def _cost_lines(cost: Mapping[str, Any]) -> str:
     lines = _table(("Request", "Answers", "Input tokens", "of them cached", "Output tokens"), rows)
     price = "unknown (give prices)" if cost["dollars"] is None else f"${cost['dollars']:,.2f}"
     lines += f"\n\nCost of all answers in the ledger: {price}."
-    if cost["without_usage"]:
-        lines += f" {cost['without_usage']:,} answers came without token counts and are not in it."
+    if cost["estimated"]:
+        lines += (
+            f" {cost['estimated']:,} answers came without token counts; theirs are estimated from the length of the "
+            "texts, and thinking that an answer does not show is not in them."
+        )
     return lines
 
 
@@ -300,7 +322,8 @@ def _review_lines(review: Mapping[str, Any] | None) -> list[str]:
         )
         for critic in ("accept", "reject")
     ]
-    kappa = "not defined" if review["cohens_kappa"] is None else f"{review['cohens_kappa']:.2f}"
+    undefined = review["kappa_undefined"]
+    kappa = f"not defined ({undefined})" if undefined else f"{review['cohens_kappa']:.2f}"
     return [
         "## Human check",
         _table(("", "Person accepts", "Person rejects"), rows),
@@ -309,10 +332,20 @@ def _review_lines(review: Mapping[str, Any] | None) -> list[str]:
     ]
 
 
+def _plain(text: str, length: int) -> str:
+    """Somebody else's text as Markdown that shows it and nothing else, in one line of at most so many characters."""
+    text = " ".join(_INVISIBLE.sub(" ", text).split())
+    text = text if len(text) <= length else text[: length - 1] + "…"
+    return _MARKUP.sub(r"\\\g<0>", text)
+
+
+_INVISIBLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_MARKUP = re.compile(r"[\\|`*<>\[\]~$&]|(?<!\w)_|_(?!\w)")
+
+
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     if not rows:
         return "None."
-    rows = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in [list(header), *rows]) for column in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:

@@ -4,13 +4,14 @@ import difflib
 import json
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import jinja2
+from tqdm import tqdm
 
 from .ledger import Ledger
 from .outputs import OutputDirectory, text_hash
@@ -18,6 +19,8 @@ from .record import write_text
 from .report import write_report
 
 VERDICTS = ("accept", "reject", "unsure")
+# Products of two texts' lengths in words; a problem of the usual length is far below the first.
+FULL_COMPARISON, LONGEST_COMPARISON = 1_000_000, 25_000_000
 # LaTeX commands, numbers and words as wholes, so that a difference marks what a reader would call one thing.
 _TOKEN = re.compile(r"\\[A-Za-z]+|\d+(?:[.,]\d+)*|\w+|\s+|.", re.DOTALL)
 
@@ -47,8 +50,9 @@ def write_review_page(directory: str, count: int, seed: int = 42) -> Path:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, trim_blocks=True
     )
+    bar = tqdm(sample, desc="review page", unit="triplet", delay=2)
     page = environment.get_template("review.html.j2").render(
-        items=[_item(record) for record in sample], seed=seed, total=len(complete), name=output.path.resolve().name
+        items=[_item(record) for record in bar], seed=seed, total=len(complete), name=output.path.resolve().name
     )
     write_text(output.review_page, page)
     return output.review_page
@@ -76,13 +80,16 @@ def apply_review(directory: str, verdicts: str | Path) -> str:
     given = _read_verdicts(Path(verdicts))
     with Ledger(output.ledger):  # keeps a run from writing the same files meanwhile
         records = output.load_records()
-        unknown = sorted(set(given) - {record["id"] for record in records})
+        unknown = sorted({identifier for identifier, _ in given} - {record["id"] for record in records})
         if unknown:
             raise ValueError(
                 f"`apply_review` {str(verdicts)!r} speaks of {len(unknown)} records that `output` {directory!r} does "
                 f"not have ({unknown[0]} first); apply it to the directory whose page it comes from."
             )
-        output.write_json(output.reviews, output.load_reviews() | given)
+        reviews = output.load_reviews()
+        for (identifier, texts), verdict in given.items():
+            reviews.setdefault(identifier, {})[texts] = verdict
+        output.write_json(output.reviews, reviews)
         # Flags are set from the status again, so that a changed mind (reject, later accept) takes effect.
         output.save_records([_without_verdict(record) for record in records])
     return write_report(directory)
@@ -102,23 +109,40 @@ def mark_differences(text: str, against: Mapping[str, str]) -> list[tuple[str, s
     words = _TOKEN.findall(text)
     marks = [""] * len(words)
     for mark, other in against.items():
-        matcher = difflib.SequenceMatcher(None, _TOKEN.findall(other), words, autojunk=False)
-        for operation, _, _, start, end in matcher.get_opcodes():
-            if operation != "equal":
-                marks[start:end] = [mark] * (end - start)
+        for start, end in _differing(_TOKEN.findall(other), words):
+            marks[start:end] = [mark] * (end - start)
     pairs = groupby(zip(marks, words, strict=True), key=lambda pair: pair[0])
     return [(mark, "".join(word for _, word in group)) for mark, group in pairs]
+
+
+def _differing(other: Sequence[str], words: Sequence[str]) -> list[tuple[int, int]]:
+    """
+    Where `words` differ from `other`: start and end of each stretch.
+
+    The time of a full comparison grows with the product of the lengths. Beyond `FULL_COMPARISON` words that are
+    frequent tell nothing, and beyond `LONGEST_COMPARISON` all between the first and the last difference counts as one.
+    """
+    shorter = min(len(other), len(words))
+    start = next((n for n in range(shorter) if other[n] != words[n]), shorter)
+    tail = next((n for n in range(shorter - start) if other[-1 - n] != words[-1 - n]), shorter - start)
+    other, words = other[start : len(other) - tail], words[start : len(words) - tail]
+    product = len(other) * len(words)
+    if product > LONGEST_COMPARISON:
+        return [(start, start + len(words))]
+    matcher = difflib.SequenceMatcher(None, other, words, autojunk=product > FULL_COMPARISON)
+    return [(start + a, start + b) for operation, _, _, a, b in matcher.get_opcodes() if operation != "equal"]
 
 
 def _item(record: Mapping[str, Any]) -> dict[str, Any]:
     texts = {name: record[f"{name}_problem"] for name in ("original", "paraphrase", "counterfactual")}
 
-    def similarity(name: str) -> float:
-        words = (_TOKEN.findall(texts[name]), _TOKEN.findall(texts["counterfactual"]))
-        return difflib.SequenceMatcher(None, *words, autojunk=False).ratio()
+    changed = _TOKEN.findall(texts["counterfactual"])
+
+    def distance(name: str) -> int:
+        return sum(end - start for start, end in _differing(_TOKEN.findall(texts[name]), changed))
 
     # A counterfactual is worded after one of the two others; against that one only the changed condition stands out.
-    nearer = max(("original", "paraphrase"), key=similarity)
+    nearer = min(("original", "paraphrase"), key=distance)
     against: dict[str, dict[str, str]] = {
         "original": {},
         "paraphrase": {"reworded": texts["original"]},
@@ -129,28 +153,33 @@ def _item(record: Mapping[str, Any]) -> dict[str, Any]:
     return {"record": record, "text_hash": text_hash(record), "texts": marked, "nearer": nearer}
 
 
-def _read_verdicts(path: Path) -> dict[str, dict[str, Any]]:
+def _read_verdicts(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """Record id and hash of its texts to the verdict on them."""
     problem = f"`apply_review` {str(path)!r} is not a file that the review page saved; "
     try:
         items = json.loads(path.read_text(encoding="utf-8"))["verdicts"]
     except FileNotFoundError:
         raise ValueError(f"`apply_review` {str(path)!r} does not exist; give the file that the page saved.") from None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise ValueError(f"{problem}save it again from the page.") from None
-    return dict(_check_verdicts(items, problem))
-
-
-def _check_verdicts(items: Any, problem: str) -> Iterator[tuple[str, dict[str, Any]]]:
     if not isinstance(items, list):
         raise ValueError(f"{problem}`verdicts` must be a list.")
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    verdicts: dict[tuple[str, str], dict[str, Any]] = {}
+    seen: set[str] = set()
     for item in items:
         if not isinstance(item, dict) or not all(isinstance(item.get(name), str) for name in ("id", "text_hash")):
             raise ValueError(f"{problem}each verdict needs `id` and `text_hash`.")
         if item.get("verdict") not in VERDICTS:
             raise ValueError(f"{problem}the verdict on {item['id']} must be one of {', '.join(VERDICTS)}.")
-        note = str(item.get("note") or "")
-        yield item["id"], {"verdict": item["verdict"], "note": note, "text_hash": item["text_hash"], "time": now}
+        note = item.get("note") or ""
+        if not isinstance(note, str):
+            raise ValueError(f"{problem}the note on {item['id']} must be a text.")
+        if item["id"] in seen:
+            raise ValueError(f"{problem}it has two verdicts on {item['id']}; leave the one that holds.")
+        seen.add(item["id"])
+        verdicts[item["id"], item["text_hash"]] = {"verdict": item["verdict"], "note": note, "time": now}
+    return verdicts
 
 
 def _without_verdict(record: Mapping[str, Any]) -> dict[str, Any]:

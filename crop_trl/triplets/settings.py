@@ -11,6 +11,17 @@ from .record import check_template
 
 OPENAI_URL = "https://api.openai.com/v1"
 RESPONSE_FORMATS = ("auto", "json_schema", "json_object", "text")
+# What a request holds in any case, and what to do instead of putting it into `extra_body`.
+OWN_FIELDS = {
+    "model": "give `model`",
+    "messages": "they are made of `templates` and the problem",
+    "response_format": "give `response_format`",
+    "temperature": "give `temperature`",
+    "reasoning_effort": "give `reasoning_effort`",
+    "max_completion_tokens": "give `max_completion_tokens`",
+    "n": "one answer is read a request; give `candidates`",
+    "stream": "answers are taken whole",
+}
 
 
 @dataclass
@@ -100,14 +111,15 @@ class TripletSettings:
         if isinstance(self.input, (str, os.PathLike)):
             self.input = [str(self.input)]
         if self.input_template is not None:
-            check_template(self.input_template)
+            check_template(self.input_template, "input_template")
         for name in ("candidates", "rounds", "concurrency"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "give at least 1")
-        for name in ("malformed_retries", "max_retries", "max_backoff"):
-            _require(getattr(self, name) >= 0, name, getattr(self, name), "give 0 or more")
+        for name in ("malformed_retries", "max_retries", "max_backoff", "temperature"):
+            value = getattr(self, name)
+            _require(value is None or 0 <= value < math.inf, name, value, "give 0 or more")
         for name in ("limit", "max_completion_tokens", "max_cost", "timeout"):
             value = getattr(self, name)
-            _require(value is None or value > 0, name, value, "give more than 0, or leave it out")
+            _require(value is None or 0 < value < math.inf, name, value, "give more than 0, or leave it out")
         for name in ("price_input", "price_output", "price_cached_input"):
             value = getattr(self, name)
             _require(value is None or 0 <= value < math.inf, name, value, "give dollars per million tokens, 0 or more")
@@ -143,9 +155,14 @@ class TripletSettings:
         The key from the environment; a placeholder for endpoints other than OpenAI's, which may not want one.
 
         Raises:
-            `ValueError`: no key, and the endpoint is OpenAI's.
+            `ValueError`: no key, and the endpoint is OpenAI's; or what is there can be no key.
         """
         key = os.environ.get(self.api_key_env, "").strip()
+        if not all("!" <= character <= "~" for character in key):
+            raise ValueError(
+                f"${self.api_key_env} holds something that no key has, such as a space, a line end or a quotation mark "
+                "from a text program; export the bare key."
+            )
         if not key and self.endpoint.rstrip("/") == OPENAI_URL:
             raise ValueError(f"${self.api_key_env} is not set; export your API key under that name and run again.")
         return key or "no-key"
@@ -155,12 +172,15 @@ class TripletSettings:
         if self.extra_body is None:
             return {}
         try:
-            fields = json.loads(self.extra_body)
-        except ValueError:
+            fields = json.loads(self.extra_body, parse_constant=_no_json)
+        except (ValueError, RecursionError):
             fields = None
         _require(
             isinstance(fields, dict), "extra_body", self.extra_body, """give a JSON object such as '{"top_p": 0.9}'"""
         )
+        for name in fields:
+            if name in OWN_FIELDS:
+                raise ValueError(f"`extra_body` may not hold {name!r}; {OWN_FIELDS[name]}.")
         return fields
 
     def sampling(self) -> dict[str, Any]:
@@ -168,7 +188,16 @@ class TripletSettings:
         fields = {"temperature": self.temperature, "reasoning_effort": self.reasoning_effort}
         return {name: value for name, value in fields.items() if value is not None} | self.extra_fields()
 
+    def request_fields(self) -> dict[str, Any]:
+        """What all requests have in common besides the form of the answer."""
+        limit = {} if self.max_completion_tokens is None else {"max_completion_tokens": self.max_completion_tokens}
+        return {"model": self.model, **self.sampling(), **limit}
+
 
 def _require(condition: bool, name: str, value: Any, remedy: str) -> None:
     if not condition:
         raise ValueError(f"`{name}` is {value!r}; {remedy}.")
+
+
+def _no_json(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")

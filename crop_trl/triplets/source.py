@@ -29,7 +29,9 @@ class Problem:
         id (`str`): Unique within a run.
         text (`str`): The bare problem.
         answer (`str`, *optional*): Its answer.
-        excluded (`str`, *optional*): Why no triplet is made of it: `empty`, `control_characters`, `invalid_unicode`.
+        excluded (`str`, *optional*):
+            Why no triplet is made of it: `not_text` (a number, nothing, chat messages without a user turn of text),
+            `empty`, `control_characters`, `invalid_unicode`.
     """
 
     id: str
@@ -45,8 +47,9 @@ class ProblemSet:
 
     Args:
         problems (`list[Problem]`): In the order of the input.
-        duplicates (`dict`): `groups` of equal texts, `rows` that repeat an earlier one, `conflicting_answers` (groups
-            with more than one answer), `left_out`, and the first `examples`.
+        duplicates (`dict`): `groups` of texts that are equal up to white space, `rows` that repeat an earlier one,
+            `identical` (those of them that repeat it to the letter, and so cost nothing), `conflicting_answers`
+            (groups with more than one answer), `left_out`, and the first `examples`.
         notes (`list[str]`): What the user should look at.
     """
 
@@ -60,11 +63,12 @@ def read_problems(settings: TripletSettings) -> ProblemSet:
     Read and screen the input of `settings`.
 
     Raises:
-        `ValueError`: no input, a file or column that is not there, or an id that two rows share.
+        `FileNotFoundError`: a file that is not there.
+        `ValueError`: no input, a column that is not there, or an id that two rows share.
     """
     if not settings.input:
         raise ValueError("`input` is empty; give one or more JSONL files, or a hub dataset's name.")
-    rows = [row for source in settings.input for row in _read(source, settings.split)]
+    rows = [row for source in settings.input for row in load_records(source, settings.split, "input")]
     if settings.limit is not None:
         rows = rows[: settings.limit]
     if not rows:
@@ -83,24 +87,18 @@ def read_problems(settings: TripletSettings) -> ProblemSet:
     return problem_set
 
 
-def _read(source: str, split: str) -> Iterable[Mapping[str, Any]]:
-    try:
-        return load_records(source, split)
-    except FileNotFoundError:
-        raise ValueError(f"`input` {source!r} does not exist; give a JSONL file or a hub dataset's name.") from None
-
-
 def _problem(number: int, row: Mapping[str, Any], settings: TripletSettings, wrappers: Iterable[str]) -> Problem:
     if settings.problem_column not in row:
         raise ValueError(
             f"`problem_column` {settings.problem_column!r} is missing in row {number + 1} of `input` (it has "
             f"{', '.join(sorted(map(str, row)))}); name the column that holds the problem."
         )
-    text = _text(row[settings.problem_column])
+    written = _text(row[settings.problem_column])
+    text = written or ""
     for wrapper in wrappers:
         text = unwrap_problem(text, wrapper)
     # Screened before white space is stripped, since str.strip() takes some control characters with it.
-    excluded = unclean_reason(text)
+    excluded = "not_text" if written is None else unclean_reason(text)
     identifier = row.get(settings.id_column)
     answer: Any = row
     for name in settings.answer_column.split("."):
@@ -113,11 +111,11 @@ def _problem(number: int, row: Mapping[str, Any], settings: TripletSettings, wra
     )
 
 
-def _text(value: Any) -> str:
+def _text(value: Any) -> str | None:
     if isinstance(value, list):  # chat messages, as hub datasets for TRL and verl have them
         turns = [m.get("content") for m in value if isinstance(m, Mapping) and m.get("role") == "user"]
         value = turns[-1] if turns else None
-    return value if isinstance(value, str) else ""
+    return value if isinstance(value, str) else None
 
 
 def _common_text_notes(problems: list[Problem]) -> list[str]:
@@ -134,14 +132,26 @@ def _common_text_notes(problems: list[Problem]) -> list[str]:
     ]
 
 
+def duplicates_line(duplicates: Mapping[str, Any]) -> str:
+    """What became of repeated problems, in one sentence."""
+    rows, identical = duplicates["rows"], duplicates["identical"]
+    handling = f"{identical:,} of them to the letter, which is asked once; {rows - identical:,} but for white space"
+    return (
+        f"{rows:,} rows repeat the text of an earlier one ({'left out' if duplicates['left_out'] else handling}), "
+        f"{duplicates['conflicting_answers']:,} texts have more than one answer."
+    )
+
+
 def _find_duplicates(problem_set: ProblemSet, leave_out: bool) -> None:
     groups: dict[str, list[Problem]] = defaultdict(list)
     for problem in problem_set.problems:
-        groups[" ".join(problem.text.split())].append(problem)
+        if problem.excluded not in ("not_text", "empty"):
+            groups[" ".join(problem.text.split())].append(problem)
     repeated = [group for group in groups.values() if len(group) > 1]
     problem_set.duplicates = {
         "groups": len(repeated),
         "rows": sum(len(group) - 1 for group in repeated),
+        "identical": sum(len(group) - len({problem.text for problem in group}) for group in repeated),
         "conflicting_answers": sum(len({problem.answer for problem in group}) > 1 for group in repeated),
         "left_out": leave_out,
         "examples": [[problem.id for problem in group] for group in repeated[:5]],

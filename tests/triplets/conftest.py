@@ -2,6 +2,8 @@
 
 import json
 import os
+import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -9,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from triplets.running import KEY, REPORTED, generate
 
 ROOT = Path(__file__).resolve().parents[2]
-KEY = "sk-test-0123456789abcdef"
 
 
 @contextmanager
@@ -40,18 +42,11 @@ def start_server() -> Iterator[Callable[..., str]]:
         yield start
 
 
-@pytest.fixture(scope="module")
-def shared_server() -> Iterator[str]:
-    """The address of one server for all tests of a module."""
-    with servers() as start:
-        yield start()
-
-
 @pytest.fixture
 def program(tmp_path: Path) -> Callable[..., subprocess.Popen]:
-    """Start `examples/generate_triplets.py` with a key in its environment."""
+    """Start `examples/generate_triplets.py` with a key in its environment; no file can hold more than `file_size`."""
 
-    def run(*options: str, key: str | None = KEY) -> subprocess.Popen:
+    def run(*options: str, key: str | None = KEY, file_size: int | None = None) -> subprocess.Popen:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
         environment |= {"PYTHONPATH": str(ROOT), "OPENAI_LOG": "debug"} | ({"OPENAI_API_KEY": key} if key else {})
         return subprocess.Popen(
@@ -61,6 +56,7 @@ def program(tmp_path: Path) -> Callable[..., subprocess.Popen]:
             text=True,
             env=environment,
             cwd=tmp_path,
+            preexec_fn=file_size and (lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))),
         )
 
     return run
@@ -79,6 +75,24 @@ def problems(tmp_path: Path) -> Callable[..., str]:
         return str(path)
 
     return write
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output directory of a run over `REPORTED`, for all tests together."""
+    folder = tmp_path_factory.mktemp("finished")
+    rows = ({"id": f"p{number:04d}", "problem": text, "answer": number} for number, text in enumerate(REPORTED))
+    (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.MonkeyPatch.context() as patch, servers() as start:
+        patch.setenv("OPENAI_API_KEY", KEY)
+        generate(start(), str(folder / "problems.jsonl"), folder / "out")
+    return folder / "out"
+
+
+@pytest.fixture
+def output(finished: Path, tmp_path: Path) -> str:
+    """A copy of it."""
+    return str(shutil.copytree(finished, tmp_path / "out"))
 
 
 @pytest.fixture(autouse=True)

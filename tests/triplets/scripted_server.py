@@ -3,7 +3,8 @@
 Each problem has a plan, chosen by a checksum of its text (or by a `[plan:NAME]` in it), and a plan says what becomes of
 the problem: a run's records can be checked one by one. Run it as a process of its own:
 
-    python scripted_server.py --log FILE [--no-json-schema] [--no-json-mode] [--key KEY] [--latency S] [--plan NAME]
+    python scripted_server.py --log FILE [--no-json-schema] [--no-json-mode] [--no-usage] [--key KEY] [--latency S]
+        [--plan NAME]
 
 It prints its address. The log has one line per answer (a chat completion that was sent), with the answer's id.
 """
@@ -84,6 +85,7 @@ PLANS = {
     "http_hang": (1, "strict_pass", "good", "good", "hang"),
     "http_400": (1, "pending_repair", "good", "good", "400"),
     "http_400_critic": (1, "needs_review", "good", "good", "400_critic"),
+    "http_403": (0, "pending_repair", "good", "good", "403"),
 }
 _WHEEL = [name for name, plan in PLANS.items() for _ in range(plan[0])]
 
@@ -286,6 +288,12 @@ class Server:
             content, reason, refusal = generator(kind, problem)
             if round_number == 2 and content:  # another text, so that the critic's second request is another one
                 content = content.replace("In other words:", "Put differently:")
+        usage = {
+            "prompt_tokens": len(system + user) // 4,
+            "completion_tokens": len(content or "") // 4,
+            "total_tokens": len(system + user + (content or "")) // 4,
+            "prompt_tokens_details": {"cached_tokens": len(system) // 4},
+        }
         identifier = f"chatcmpl-{self.run}-{next(self.numbers)}"
         if self.log:
             self.log.write(json.dumps({"id": identifier, "request": request_hash, "plan": plan}) + "\n")
@@ -302,12 +310,7 @@ class Server:
                         "message": {"role": "assistant", "content": content, "refusal": refusal},
                     }
                 ],
-                "usage": {
-                    "prompt_tokens": len(system + user) // 4,
-                    "completion_tokens": len(content or "") // 4,
-                    "total_tokens": len(system + user + (content or "")) // 4,
-                    "prompt_tokens_details": {"cached_tokens": len(system) // 4},
-                },
+                **({} if self.options.no_usage else {"usage": usage}),
             }
         )
 
@@ -316,6 +319,8 @@ class Server:
     ) -> web.StreamResponse | None:
         if fault == "400" or (fault == "400_critic" and is_critic):
             return error(400, "Your prompt was flagged.", "content_policy_violation")
+        if fault == "403":
+            return error(403, "Your input was flagged by moderation.", "moderation")
         if fault is None or not first:
             return None
         if fault == "429":
@@ -350,6 +355,7 @@ async def main() -> None:
     parser.add_argument("--model")
     parser.add_argument("--plan")
     parser.add_argument("--latency", type=float, default=0.0)
+    parser.add_argument("--no-usage", action="store_true")
     parser.add_argument("--no-json-schema", action="store_true")
     parser.add_argument("--no-json-mode", action="store_true")
     options = parser.parse_args()

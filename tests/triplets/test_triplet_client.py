@@ -19,7 +19,7 @@ def settings(url, **changes):
 
 async def ask(client, problem="Add 2 and 3."):
     messages = load_templates().generator_messages(problem, 3)
-    return await client.complete("gpt-5.1", messages, "generator", SCHEMAS["generator"])
+    return await client.complete(messages, "generator", SCHEMAS["generator"])
 
 
 def run(url, *problems, known_mode=None, **changes):

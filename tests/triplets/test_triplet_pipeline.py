@@ -2,50 +2,18 @@
 
 import asyncio
 import json
-import runpy
 import signal
-import sys
 import time
 import urllib.request
 from pathlib import Path
 
 import pytest
+from triplets.running import KEY, every_plan, generate, records_by_id, served
 from triplets.scripted_server import PLANS
 
-from crop_trl.triplets.costs import Account, Prices, find_prices
 from crop_trl.triplets.ledger import read_entries
 from crop_trl.triplets.outputs import OutputDirectory
-from crop_trl.triplets.pipeline import generate_triplets
-from crop_trl.triplets.prompts import DEFAULT_TEMPLATES
 from crop_trl.triplets.record import DEFAULT_PROMPT_TEMPLATE, load_triplets, wrap_problem
-from crop_trl.triplets.report import build_report
-from crop_trl.triplets.settings import TripletSettings
-
-KEY = "sk-test-0123456789abcdef"
-FAST = {"timeout": 2.0, "max_retries": 3, "max_backoff": 0.2}
-
-
-def every_plan(copies=1):
-    """A problem for every plan, several times."""
-    return [f"[plan:{plan}] Add {n} apples and {n + 1} pears." for n in range(copies) for plan in PLANS]
-
-
-def flags(options):
-    return [part for name, value in options.items() for part in (f"--{name}", str(value))]
-
-
-def served(log: Path):
-    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-
-
-def generate(url, source, output, **changes):
-    return generate_triplets(
-        TripletSettings(input=[source], output=str(output), base_url=url, **(FAST | changes)), False
-    )
-
-
-def records_by_id(output):
-    return {record["id"]: record for record in OutputDirectory(output).load_records()}
 
 
 def test_every_plan_ends_in_its_status(start_server, problems, tmp_path):
@@ -84,16 +52,20 @@ def test_screening_wrappers_and_duplicates(start_server, problems, tmp_path):
         {"problem": "[plan:good] What is 2+2?", "answer": 5},
         {"problem": [{"role": "user", "content": "[plan:good] {problem} \\frac{3}{4}"}]},
         {"problem": "\ud83d"},
+        {"problem": " \n"},
         {"problem": None},
+        {"problem": 42},
+        {"problem": [{"role": "system", "content": "[plan:good] What is 2+2?"}]},
     )
     log = tmp_path / "log"
     result = generate(start_server("--log", str(log)), source, tmp_path / "out")
     statuses = [record["status"] for record in result.records]
-    assert statuses == ["excluded_input", *["strict_pass"] * 3, *["excluded_input"] * 2]
-    assert [result.records[n]["excluded_reason"] for n in (0, 4, 5)] == [
+    assert statuses == ["excluded_input", *["strict_pass"] * 3, *["excluded_input"] * 5]
+    assert [result.records[n]["excluded_reason"] for n in (0, *range(4, 9))] == [
         "control_characters",
         "invalid_unicode",
         "empty",
+        *["not_text"] * 3,
     ]
     assert result.records[1]["original_problem"] == "[plan:good] What is 2+2?"
     assert (result.records[1]["id"], result.records[1]["answer"]) == ("row_000001", "4")
@@ -101,98 +73,48 @@ def test_screening_wrappers_and_duplicates(start_server, problems, tmp_path):
     run = OutputDirectory(tmp_path / "out").load_run()
     assert run["input"]["duplicates"]["rows"] == 1 and run["input"]["duplicates"]["conflicting_answers"] == 1
     fewer = generate(start_server(), source, tmp_path / "fewer", deduplicate=True)
-    assert len(fewer.records) == 5
+    assert len(fewer.records) == 8
 
 
-def test_a_rerun_asks_nothing_and_a_changed_template_asks_anew(start_server, problems, tmp_path, capsys):
-    log = tmp_path / "log"
-    url = start_server("--log", str(log))
-    source = problems(*(f"[plan:good] {n} and 1" for n in range(5)))
-    first = generate(url, source, tmp_path / "out")
-    assert first.requests == len(served(log)) == 10
-    again = generate(url, source, tmp_path / "out", max_completion_tokens=99, threshold=0.5)
-    assert again.requests == 0 and again.records == first.records
-    mine = tmp_path / "templates"
-    mine.mkdir()
-    for path in DEFAULT_TEMPLATES.glob("*.txt"):
-        (mine / path.name).write_text(path.read_text() + ("\nBe brief." if path.name == "critic_system.txt" else ""))
-    capsys.readouterr()
-    assert generate(url, source, tmp_path / "out", templates=str(mine)).requests == 5  # the critic's
-    assert "is asked anew where requests differ" in capsys.readouterr().err
-    assert generate(url, source, tmp_path / "out", temperature=0.5).requests == 10
-
-
-def test_malformed_answers_are_asked_again_only_when_wanted(start_server, problems, tmp_path):
-    url, source = start_server(), problems("[plan:not_json] 1", "[plan:refusal] 2")
-    assert generate(url, source, tmp_path / "out").requests == 4
-    # Two more for the answer that was no JSON, in both rounds; a refusal is an answer.
-    assert generate(url, source, tmp_path / "out", malformed_retries=1).requests == 2
-
-
-def test_a_failed_request_is_asked_again_by_a_rerun(start_server, problems, tmp_path):
-    source = problems("[plan:http_500] 1 and 2", "[plan:good] 3 and 4")
-    url = start_server()
-    first = generate(url, source, tmp_path / "out", max_retries=0)
-    assert [r["status"] for r in first.records] == ["pending_repair", "strict_pass"]
-    second = generate(url, source, tmp_path / "out", max_retries=0)  # its critic's first request fails
-    assert [r["status"] for r in second.records] == ["needs_review", "strict_pass"]
-    third = generate(url, source, tmp_path / "out", max_retries=0)
-    assert [r["status"] for r in third.records] == ["strict_pass", "strict_pass"]
-
-
-def test_a_rerun_without_an_endpoint_keeps_all_that_is_answered(start_server, problems, tmp_path):
-    source = problems(*(f"[plan:{plan}] {n} and 1" for n in range(6) for plan in ("http_400", "good")))
-    generate(start_server(), source, tmp_path / "out")
-    result = generate("http://127.0.0.1:9/v1", source, tmp_path / "out", concurrency=2)
-    assert "does not answer" in str(result.error)
-    statuses = [record["status"] for record in OutputDirectory(tmp_path / "out").load_records()]
-    assert statuses == ["strict_pass"] * 6 + ["pending_repair"] * 6
-
-
-def test_a_failed_or_limited_rerun_keeps_what_is_stored(start_server, problems, tmp_path, capsys):
-    source = problems(*(f"[plan:good] {n} and 1" for n in range(5)))
-    url, output = start_server("--model", "gpt-5.1"), OutputDirectory(tmp_path / "out")
-    first = generate(url, source, output.path)
-    stored = output.triplets.read_text()
-    assert len(stored.splitlines()) == 5
-    for changes, kept in (({"model": "other"}, 5), ({"limit": 2}, 3)):
-        capsys.readouterr()
-        generate(url, source, output.path, **changes)
-        assert f"kept {kept} records" in capsys.readouterr().err
-        assert output.triplets.read_text() == stored
-        report = build_report(output.load_records(), output.load_run(), Account(), {})
-        assert (report["problems"], report["unfinished"]) == (5, 0)
-    capsys.readouterr()
-    assert generate(url, source, output.path).records == first.records
-    assert "kept" not in capsys.readouterr().err
-
-
-def test_a_rerun_that_leaves_out_duplicates_does_not_keep_them(start_server, problems, tmp_path):
-    source = problems("[plan:good] 1 and 2", "[plan:good] 1  and 2", "[plan:good] 3 and 4")
-    url = start_server()
-    generate(url, source, tmp_path / "out")
-    generate(url, source, tmp_path / "out", deduplicate=True)
-    assert len(records_by_id(tmp_path / "out")) == 2
-
-
-def test_it_stops_when_the_endpoint_is_gone(start_server, problems, tmp_path):
+def test_it_stops_when_the_endpoint_takes_nothing(start_server, problems, tmp_path):
     source = problems(*(f"[plan:http_400] {n}" for n in range(60)))
     result = generate(start_server(), source, tmp_path / "out", concurrency=4)
     assert "requests failed" in str(result.error) and "flagged" in str(result.error)
     assert len(result.records) < 30
 
 
-def test_the_cost_limit_holds_and_a_rerun_goes_on(start_server, problems, tmp_path):
-    source = problems(*(f"[plan:good] {n} and 7" for n in range(40)))
+@pytest.mark.parametrize("plan", ["http_400", "http_400_critic"])
+def test_refused_requests_are_cases_of_their_own_where_others_were_taken(start_server, problems, tmp_path, plan):
+    texts = ["[plan:good] 1 and 2", *(f"[plan:{plan}] {n} and 1" for n in range(60))]
+    url, output = start_server(), tmp_path / "out"
+    first = generate(url, problems(*texts), output, concurrency=4)
+    assert (first.stopped, len(first.records), first.requests) == (None, 61, 62 if plan == "http_400_critic" else 2)
+    assert {record["status"] for record in first.records[1:]} == {PLANS[plan][1]}
+    # A rerun asks for those alone, and knows from the ledger that requests like them were answered.
+    again = generate(url, problems(*texts), output, concurrency=4)
+    assert (again.stopped, len(again.records), again.requests) == (None, 61, 0)
+    # Not so when what all requests have in common is another.
+    refused = problems(*(f"[plan:http_400] {n} and 1" for n in range(60)), name="refused.jsonl")
+    assert generate(url, refused, tmp_path / "other", concurrency=4).error
+    assert "requests failed" in str(generate(url, source_of(output, refused), output, temperature=0.5).error)
+
+
+def source_of(output, source):
+    """The same problems under ids of their own, so that they are no other texts under the ids in `output`."""
+    path = output / "renamed.jsonl"
+    rows = (json.loads(line) for line in Path(source).read_text().splitlines())
+    path.write_text("".join(json.dumps(row | {"id": f"other-{row['id']}"}) + "\n" for row in rows))
+    return str(path)
+
+
+def test_a_gateway_that_forbids_single_requests_is_not_a_bad_key(start_server, problems, tmp_path):
+    source = problems("[plan:good] 1 and 2", "[plan:http_403] 2 and 3")
     url = start_server()
-    options = {"price_input": 10.0, "price_output": 30.0, "concurrency": 8}
-    stopped = generate(url, source, tmp_path / "out", max_cost=1.0, **options)
-    account = Account(Prices(10.0, 30.0, 10.0)).add_entries(read_entries(tmp_path / "out" / "ledger.jsonl"))
-    assert stopped.stopped == "max_cost" and 0.4 < account.cost <= 1.0
-    assert 0 < len(stopped.records) < 40
-    requests = stopped.requests
-    rest = generate(url, source, tmp_path / "out", **options)
-    assert rest.stopped is None and requests + rest.requests == 80
+    for _ in range(2):  # the second time nothing is asked but what is forbidden
+        result = generate(url, source, tmp_path / "out")
+        assert result.error is None and [r["status"] for r in result.records] == ["strict_pass", "pending_repair"]
+    forbidden = generate(url, problems("[plan:http_403] 2 and 3"), tmp_path / "fresh")
+    assert "refuses the key" in str(forbidden.error)
 
 
 def test_concurrency_is_used_and_kept(start_server, problems, tmp_path):
@@ -203,40 +125,7 @@ def test_concurrency_is_used_and_kept(start_server, problems, tmp_path):
 
 
 @pytest.mark.multiprocess
-def test_kill_9_loses_only_what_was_in_flight(start_server, problems, program, tmp_path):
-    log, output = tmp_path / "log", tmp_path / "out"
-    url = start_server("--log", str(log), "--latency", "0.02")
-    source = problems(*every_plan(copies=2))
-    command = ["--input", source, "--output", str(output), "--base-url", url, "--concurrency", "32", *flags(FAST)]
-    ledger = output / "ledger.jsonl"
-    kills = []
-    for answers in (40, 110, 180):
-        process = program(*command)
-        while sum(1 for _ in read_entries(ledger)) < answers:
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.01)
-        process.kill()
-        process.communicate()
-        time.sleep(0.2)  # what the server was about to answer
-        kills.append((len(served(log)), {entry["answer"]["response_id"] for entry in read_entries(ledger)}))
-    final = program(*command)
-    _, errors = final.communicate()
-    assert final.returncode == 0, errors
-    answers = served(log)
-    request_of = {answer["id"]: answer["request"] for answer in answers}
-    at_end = {entry["answer"]["response_id"] for entry in read_entries(ledger)}
-    for sent, known in kills:
-        assert known <= at_end
-        asked_later = {answer["request"] for answer in answers[sent:]}
-        assert not {request_of[identifier] for identifier in known} & asked_later
-    assert len(answers) - len(at_end) <= 3 * 32
-    for record in records_by_id(output).values():
-        plan = record["original_problem"].split("]")[0].removeprefix("[plan:")
-        assert record["status"] == PLANS[plan][1], plan
-
-
-@pytest.mark.multiprocess
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_finishes_what_is_in_flight(start_server, problems, program, tmp_path, number):
     log, output = tmp_path / "log", tmp_path / "out"
     url = start_server("--log", str(log), "--latency", "0.3")
@@ -268,69 +157,25 @@ def test_the_key_is_in_no_file_and_no_output(start_server, problems, program, tm
         assert KEY not in text and KEY[3:12] not in text
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ("--input problems.jsonl", "OPENAI_API_KEY is not set"),
-        ("--input none.jsonl --base-url http://127.0.0.1:9/v1", "`input` 'none.jsonl' does not exist"),
-        ("--input problems.jsonl --base-url http://127.0.0.1:9/v1", "does not answer"),
-        ("--input problems.jsonl --base-url http://me:pw@host/v1", "`base_url` must not carry"),
-        ("--output nowhere --report", "`output` 'nowhere' holds no run"),
-    ],
-)
-def test_one_sentence_for_each_mistake(problems, tmp_path, monkeypatch, capsys, options, says):
-    problems("What is 1+1?")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("OPENAI_API_KEY")
-    script = Path(__file__).resolve().parents[2] / "examples" / "generate_triplets.py"
-    monkeypatch.setattr(sys, "argv", [str(script), *options.split()])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(script), run_name="__main__")
-    sentence = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
-    assert ended.value.code == 1 and len(sentence) == 1
-    assert says in sentence[0] and "pw" not in sentence[0]
+@pytest.mark.multiprocess
+def test_a_reader_that_goes_away_costs_nothing(start_server, problems, program, tmp_path):
+    source, output = problems(*(f"[plan:good] {n} and 5" for n in range(60))), tmp_path / "out"
+    url = start_server("--latency", "0.05")
+    process = program("--input", source, "--output", str(output), "--base-url", url, "--concurrency", "4")
+    process.stderr.read(1)  # the bar is there
+    process.stderr.close()
+    process.stdout.close()
+    assert process.wait(60) == 0
+    assert {record["status"] for record in records_by_id(output).values()} == {"strict_pass"}
+    assert len(records_by_id(output)) == 60 and "ended" in OutputDirectory(output).load_run()
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"concurrency": 0}, "`concurrency` is 0"),
-        ({"threshold": 1.5}, "`threshold` is 1.5"),
-        ({"response_format": "xml"}, "`response_format` is 'xml'"),
-        ({"extra_body": "{"}, "`extra_body`"),
-        ({"base_url": "localhost:8000"}, "`base_url`"),
-        ({"base_url": "https://h/v1?key=secret"}, "`base_url` must not carry"),
-        ({"input_template": "no placeholder"}, "{problem} exactly once"),
-        ({"timeout": 0}, "`timeout` is 0"),
-        ({"price_input": -1.0, "price_output": 1.0}, "`price_input` is -1.0"),
-        ({"price_input": 1.0, "price_output": float("nan")}, "`price_output` is nan"),
-        ({"price_cached_input": float("inf")}, "`price_cached_input` is inf"),
-    ],
-)
-def test_settings_are_checked_when_they_are_made(changes, says):
-    with pytest.raises(ValueError) as caught:
-        TripletSettings(**changes)
-    assert says in str(caught.value) and "secret" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"model": "mystery", "max_cost": 1.0}, "`max_cost` needs prices"),
-        ({"price_input": 1.0}, "`price_input` and `price_output` go together"),
-        ({"problem_column": "question"}, "`problem_column` 'question' is missing in row 1"),
-        ({"id_column": "source"}, "give"),
-        ({"input": []}, "`input` is empty"),
-        ({"templates": "no-such-folder"}, "`templates`"),
-    ],
-)
-def test_inputs_are_checked_before_anything_is_sent(problems, tmp_path, changes, says):
-    source = problems({"problem": "a", "source": "s"}, {"problem": "b", "source": "s"})
-    settings = {"input": [source], "output": str(tmp_path / "out"), "base_url": "http://127.0.0.1:9/v1"} | changes
-    with pytest.raises(ValueError) as caught:
-        generate_triplets(TripletSettings(**settings), progress=False)
-    assert says in str(caught.value)
-    assert not (tmp_path / "out").exists()
+@pytest.mark.multiprocess
+def test_the_output_can_be_cut_by_head(problems, program):
+    process = program("--input", problems(*(f"Add {n} and 5." * 500 for n in range(3))), "--dry-run")
+    process.stdout.read(1)
+    process.stdout.close()
+    assert process.wait(60) == 0 and process.stderr.read() == ""
 
 
 def test_it_runs_where_an_event_loop_runs_already(start_server, problems, tmp_path):
@@ -340,14 +185,3 @@ def test_it_runs_where_an_event_loop_runs_already(start_server, problems, tmp_pa
         return generate(url, source, tmp_path / "out")
 
     assert asyncio.run(notebook()).records[0]["status"] == "strict_pass"
-
-
-def test_prices():
-    assert find_prices("gpt-5.1-2025-11-13").output == find_prices("gpt-5.1").output
-    assert find_prices("unknown") is None
-    account = Account(Prices(input=1.0, output=10.0, cached_input=0.1))
-    account.add("critic", {"prompt_tokens": 1_000_000, "completion_tokens": 100_000, "prompt_tokens_details": None})
-    account.add("critic", {"prompt_tokens": 1_000_000, "prompt_tokens_details": {"cached_tokens": 500_000}})
-    account.add("critic", None)
-    assert account.cost == pytest.approx(1.0 + 1.0 + 0.5 + 0.05)
-    assert account.without_usage == 1

@@ -1,0 +1,54 @@
+"""What the tests of the triplet program share: short settings, a run, and what it left."""
+
+import json
+from pathlib import Path
+
+from triplets.scripted_server import PLANS
+
+from crop_trl.triplets.outputs import OutputDirectory
+from crop_trl.triplets.pipeline import RunResult, generate_triplets
+from crop_trl.triplets.settings import TripletSettings
+
+KEY = "sk-test-0123456789abcdef"
+# What the tests of the report and of the person's check speak of: a little of everything.
+REPORTED = [
+    *(f"[plan:good] A tank holds {n} litres and loses 3 a day." for n in range(10)),
+    *(f"[plan:repaired] Add {n} and 4." for n in range(3)),
+    "[plan:low_counterfactual] 5 and 6",
+    "[plan:type_mismatch] 6 and 7 <b>&amp;",
+    "[plan:underdetermined] 7 and 8",
+    "[plan:critic_not_json] 8 and 9",
+    "[plan:same_texts] 9 and 10",
+    "[plan:control] 10 and 11",
+    "excluded \x0c here",
+    "[plan:good] A tank holds 0 litres and loses 3 a day.",
+]
+
+FAST = {"timeout": 2.0, "max_retries": 3, "max_backoff": 0.2}
+
+
+def every_plan(copies: int = 1) -> list[str]:
+    """A problem for every plan, several times."""
+    return [f"[plan:{plan}] Add {n} apples and {n + 1} pears." for n in range(copies) for plan in PLANS]
+
+
+def flags(options: dict) -> list[str]:
+    """Settings as command line options."""
+    return [part for name, value in options.items() for part in (f"--{name}", str(value))]
+
+
+def served(log: Path) -> list[dict]:
+    """The answers that a server logged."""
+    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def generate(url: str, source: str, output: str | Path, **changes) -> RunResult:
+    """A run in this process."""
+    return generate_triplets(
+        TripletSettings(input=[source], output=str(output), base_url=url, **(FAST | changes)), False
+    )
+
+
+def records_by_id(output: str | Path) -> dict[str, dict]:
+    """What stands in an output directory."""
+    return {record["id"]: record for record in OutputDirectory(output).load_records()}
