@@ -26,6 +26,18 @@ class WholeCheckpoints:
     def _get_output_dir(self, trial) -> str:
         return self._staging or super()._get_output_dir(trial)
 
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
+        if plugin is None or _internal_call:
+            return super().save_model(output_dir, _internal_call)
+        # A checkpoint may be in shards, but what a user asks for is a model to load; of shards nothing would be saved.
+        usual = plugin.state_dict_type
+        plugin.set_state_dict_type("FULL_STATE_DICT")
+        try:
+            super().save_model(output_dir, _internal_call)
+        finally:
+            plugin.set_state_dict_type(usual)
+
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         # Uploads go on in the background, and the folder is about to be renamed.
         if self._staging is None:

@@ -3,20 +3,27 @@
 The launch files are those that users start from. DeepSpeed and FSDP2 run on CPUs over gloo here.
 """
 
+import json
 import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
 from tiny import make_model
+from transformers import AutoModelForCausalLM
 
 from crop_trl.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = Path(__file__).parent / "scripts" / "fixed_rollouts.py"
+STEPS_SCRIPT = Path(__file__).parent / "scripts" / "resumable.py"
 EVERY_METHOD = [f"{method}/resident/tied" for method in sorted(METHODS)]
 RESIDENT = ["crop/resident/tied", "tip/resident/untied", "crop-student/resident/tied"]
 SHARDED = ["crop/sharded/tied", "tip/sharded/untied"]
@@ -120,3 +127,56 @@ def test_nothing_depends_on_the_number_of_processes(tmp_path, one, config):
         worst = {name: max(each[name] for each in found) for name in found[0]}
         print(f"{config}, {processes} processes:", ", ".join(f"{name} {value:.1e}" for name, value in worst.items()))
         assert max(worst.values()) < 1e-5
+
+
+def run_steps(folder: Path, config: str, *flags: str) -> dict:
+    """Four steps with a checkpoint after the second, whole or resumed; prompts, weights and the saved model."""
+    folder.mkdir(exist_ok=True)
+    command, environment = launch_command(config, 2, STEPS_SCRIPT, ["--output", str(folder), *flags])
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    result = json.loads((folder / "result.json").read_text())
+    assert result["processes"] == 2
+    result["weights"] = load_file(folder / "result.safetensors")["weights"]
+    saved = AutoModelForCausalLM.from_pretrained(folder / "run").named_parameters()
+    saved = torch.cat([weight.detach().double().flatten() for _, weight in sorted(saved)])
+    assert torch.equal(saved, result["weights"])
+    return result
+
+
+def kill_one_process(folder: Path, config: str) -> tuple[float, str]:
+    """Kill process 1 after the first checkpoint, while 0 waits for it; seconds to the end, and what was said."""
+    folder.mkdir()
+    command, environment = launch_command(config, 2, STEPS_SCRIPT, ["--output", str(folder), "--stall"])
+    with open(folder / "log.txt", "w") as log:
+        launcher = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        deadline = time.monotonic() + 200
+        while not (folder / "pid").exists():
+            assert launcher.poll() is None and time.monotonic() < deadline, (folder / "log.txt").read_text()[-3000:]
+            time.sleep(0.1)
+        others = psutil.Process(launcher.pid).children(recursive=True)
+        os.kill(int((folder / "pid").read_text()), signal.SIGKILL)
+        killed = time.monotonic()
+        assert launcher.wait(timeout=60) != 0
+        seconds = time.monotonic() - killed
+        _, alive = psutil.wait_procs(others, timeout=1)
+        assert not alive
+    finally:
+        launcher.kill()
+    return seconds, (folder / "log.txt").read_text()
+
+
+@pytest.mark.parametrize("config", ["zero3", pytest.param("fsdp2", marks=pytest.mark.slow)])
+def test_a_killed_process_ends_the_others_and_the_run_goes_on_from_its_checkpoint(tmp_path, config):
+    seconds, said = kill_one_process(tmp_path / "killed", config)
+    assert seconds < 60
+    # Which process, and of what it died.
+    assert re.search(r"rank\s*: 1 .*\n.*exitcode\s*: -9", said) and "SIGKILL" in said
+    assert [path.name for path in (tmp_path / "killed" / "run").glob("checkpoint-*")] == ["checkpoint-2"]
+
+    resumed = run_steps(tmp_path / "killed", config, "--resume")
+    whole = run_steps(tmp_path / "whole", config)
+    for name in ("prompts", "completions", "selected_tokens", "loss", "backend"):
+        assert resumed[name] == whole[name], name
+    assert torch.equal(resumed["weights"], whole["weights"])

@@ -8,7 +8,6 @@ import argparse
 import hashlib
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,24 +15,13 @@ from safetensors.torch import save_file
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
-from launching import accelerator_settings, local_share, whole_weights
+from launching import EverythingSplit, accelerator_settings, local_share, whole_weights
 from tiny import make_model, make_trainer, metric
 from trl.distributed import DistributedBackend
 
-from crop_trl import CROPConfig, CROPTrainer
+from crop_trl import CROPTrainer
 
 MAX_LENGTH = 12
-
-
-@dataclass
-class EverythingSplit(CROPConfig):
-    """ZeRO-3 leaves small weights whole, which would be every weight of these models."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.deepspeed_plugin is not None and self.deepspeed_plugin.zero_stage == 3:
-            zero = self.deepspeed_plugin.deepspeed_config["zero_optimization"]
-            zero["stage3_param_persistence_threshold"] = 0
 
 
 class FixedRollouts(CROPTrainer):

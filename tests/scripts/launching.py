@@ -1,10 +1,24 @@
 """What a launched test script needs beside its own work."""
 
 import os
+from dataclasses import dataclass
 
 import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
+
+from crop_trl import CROPConfig
+
+
+@dataclass
+class EverythingSplit(CROPConfig):
+    """ZeRO-3 leaves small weights whole, which would be every weight of these models."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.deepspeed_plugin is not None and self.deepspeed_plugin.zero_stage == 3:
+            zero = self.deepspeed_plugin.deepspeed_config["zero_optimization"]
+            zero["stage3_param_persistence_threshold"] = 0
 
 
 def accelerator_settings() -> dict:
