@@ -1,0 +1,112 @@
+"""Run two steps of a configuration with random weights under a cap on GPU memory, and compare with the plan.
+
+    python benchmarks/fits.py --config examples/configs/colab.yaml --student 0.6B --teacher 1.7B --cap-gib 15
+
+A peak above the cap ends in an out-of-memory error, as it would on the smaller card. Without `use_vllm` random weights
+hardly ever write an end token: every response has the full length, the worst case.
+"""
+
+import argparse
+import json
+import tempfile
+from dataclasses import fields as dataclass_fields
+from pathlib import Path
+
+import torch
+import yaml
+from datasets import Dataset
+from shapes import draw_lengths, draw_rows, make_config, make_model, make_tokenizer, save_model
+from trainers import given_lengths
+from trl import ModelConfig, get_peft_config
+
+from crop_trl import CROPConfig, CROPTrainer
+from crop_trl.memory import ModelShape, plan_memory, settings_from
+
+GIB = 2**30
+
+
+class PeakByPhase:
+    """Peak allocated GiB of rollout, scoring and update, of every step."""
+
+    def __init__(self, trainer):
+        self.peaks = {"rollout": 0.0, "scoring": 0.0, "update": 0.0}
+        self._wrap(trainer, "_generate", "rollout")
+        self._wrap(trainer, "score_rollout", "scoring")
+        self._wrap(trainer, "_compute_loss", "update")
+        torch.cuda.reset_peak_memory_stats()
+
+    def _wrap(self, trainer, name: str, phase: str) -> None:
+        inner = getattr(trainer, name)
+
+        def measured(*args, **kwargs):
+            # What came before belongs to the update of the step before, if there was one.
+            self._read("update")
+            result = inner(*args, **kwargs)
+            self._read(phase)
+            return result
+
+        setattr(trainer, name, measured)
+
+    def _read(self, phase: str) -> None:
+        torch.cuda.synchronize()
+        self.peaks[phase] = max(self.peaks[phase], torch.cuda.max_memory_allocated() / GIB)
+        torch.cuda.reset_peak_memory_stats()
+
+
+def main() -> None:
+    """Parse, run, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--student", default="0.6B")
+    parser.add_argument("--teacher", default="1.7B")
+    parser.add_argument("--cap-gib", type=float, help="PyTorch may not allocate more")
+    parser.add_argument("--steps", type=int, default=2)
+    args, overrides = parser.parse_known_args()
+    fields = yaml.safe_load(args.config.read_text())
+    for name, value in zip(overrides[::2], overrides[1::2], strict=True):
+        fields[name.removeprefix("--")] = yaml.safe_load(value)
+    cuda = torch.cuda.is_available()
+    if args.cap_gib:
+        torch.cuda.set_per_process_memory_fraction(args.cap_gib * GIB / torch.cuda.mem_get_info()[1])
+
+    folder, tokenizer = tempfile.mkdtemp(), make_tokenizer()
+    fields.update(output_dir=folder, max_steps=args.steps, chat_template_kwargs=None, reward_weights=None)
+    fields.update(save_strategy="no", report_to="none", disable_tqdm=True)
+    own = {f.name for f in dataclass_fields(CROPConfig)} - {"model_name_or_path", "teacher_model_name_or_path"}
+    settings = CROPConfig(**{k: v for k, v in fields.items() if k in own}, use_cpu=not cuda)
+    names = {f.name for f in dataclass_fields(ModelConfig)} - own
+    adapter = get_peft_config(ModelConfig(**{k: v for k, v in fields.items() if k in names}))
+    device = "cuda" if cuda else "cpu"
+    student = save_model(make_model(args.student, device), tokenizer, f"{folder}/student")
+    # Weights come from disk, and so without a second copy on the GPU.
+    dtype = torch.bfloat16 if cuda else torch.float32
+    teacher = save_model(make_model(args.teacher, device, dtype, seed=1), tokenizer, f"{folder}/teacher")
+    teacher = f"{folder}/teacher" if settings.teacher_placement != "resident" else teacher
+    prompts = settings.generation_batch_size // settings.num_generations
+    data = Dataset.from_list(draw_rows(prompts * (args.steps + 1)))
+    trainer = CROPTrainer(
+        student, teacher, args=settings, train_dataset=data, processing_class=tokenizer, peft_config=adapter
+    )
+    mean = settings.max_completion_length
+    if settings.use_vllm:
+        mean = min(1_500, mean // 2)
+        lengths = draw_lengths(settings.generation_batch_size, mean, settings.max_completion_length)
+        given_lengths(trainer.vllm_generation.llm, lengths)
+    peaks = PeakByPhase(trainer) if cuda else None
+    trainer.train()
+    shapes = [ModelShape.of(make_config(name)) for name in (args.student, args.teacher)]
+    total = torch.cuda.mem_get_info()[1] / GIB if cuda else 0.0
+    planned = settings_from(fields, shapes[0], gpu_gib=args.cap_gib or total or 80.0, mean_tokens=mean + 200)
+    plan = plan_memory(*shapes, planned)
+    result = {
+        "cap_gib": args.cap_gib,
+        "measured_gib": {k: round(v, 2) for k, v in peaks.peaks.items()} if cuda else None,
+        "planned_gib": {phase: round(plan.allocated(phase), 2) for phase in plan.phases},
+        "planned_with_engine_and_context_gib": {phase: round(plan.total(phase), 2) for phase in plan.phases},
+        "step_seconds": [round(e["step_time"], 2) for e in trainer.state.log_history if "step_time" in e],
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,354 @@
+"""How much GPU memory a run takes, by arithmetic.
+
+A step has three phases that hold different things: the rollout (the engine is awake), scoring (the teacher works) and
+the update (gradients and activations). Each is the sum of its parts; the largest decides. Nothing is loaded and no GPU
+is needed: the shapes of the models and the settings are enough.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .scoring.topk import TILE_ELEMENTS
+
+GIB = 2**30
+STRATEGIES = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp2")
+# Of an NVIDIA driver, cuBLAS and NCCL in each process, outside what PyTorch counts.
+CONTEXT_GIB = 1.0
+# What a sleeping engine keeps: captured graphs and workspaces.
+SLEEPING_ENGINE_GIB = 1.5
+# Elements that DeepSpeed sends at once, by its defaults.
+_BUCKET = 5e8
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """
+    The numbers of a dense decoder that memory depends on.
+
+    Args:
+        hidden, intermediate, layers, vocab (`int`): Sizes of its configuration.
+        queries, keys (`int`): Heads times head dimension.
+        tied (`bool`): Whether the output head is the embedding.
+    """
+
+    hidden: int
+    intermediate: int
+    layers: int
+    vocab: int
+    queries: int
+    keys: int
+    tied: bool
+
+    @classmethod
+    def of(cls, config) -> "ModelShape":
+        """From a Transformers configuration. Raises `ValueError` when it lacks one of the numbers."""
+        text = config.get_text_config()
+        try:
+            heads = text.num_attention_heads
+            head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+            return cls(
+                hidden=text.hidden_size,
+                intermediate=text.intermediate_size,
+                layers=text.num_hidden_layers,
+                vocab=text.vocab_size,
+                queries=heads * head_dim,
+                keys=(getattr(text, "num_key_value_heads", None) or heads) * head_dim,
+                tied=bool(getattr(config, "tie_word_embeddings", False)),
+            )
+        except AttributeError as error:
+            raise ValueError(
+                f"The memory of {type(config).__name__} cannot be planned: it has no {error.name}."
+            ) from None
+
+    @property
+    def layer_parameters(self) -> int:
+        """Weights of one decoder layer, without its norms."""
+        return self.hidden * (2 * self.queries + 2 * self.keys + 3 * self.intermediate)
+
+    @property
+    def parameters(self) -> int:
+        """All weights, without norms and biases."""
+        return self.layers * self.layer_parameters + self.vocab * self.hidden * (1 if self.tied else 2)
+
+    @property
+    def saved_bytes_per_token(self) -> int:
+        """
+        Bytes that one layer keeps of a token for its backward pass, in bf16 mixed precision without checkpointing.
+
+        Norms keep their input and output in fp32 and what they hand on in bf16, attention its rotated queries and keys,
+        values and output, the gated MLP four times its width.
+        """
+        norms = 20 * self.hidden
+        attention = 18 * self.queries + 18 * self.keys
+        return norms + attention + 8 * self.intermediate
+
+    @property
+    def working_bytes_per_token(self) -> int:
+        """Bytes of a token in flight inside one layer when nothing is kept: MLP and residual stream, in bf16."""
+        return 6 * self.intermediate + 8 * self.hidden
+
+
+@dataclass(frozen=True)
+class MemorySettings:
+    """
+    What of a run's settings memory depends on. Defaults are those of [`~crop_trl.CROPConfig`].
+
+    Args:
+        strategy (`str`): One of `STRATEGIES`.
+        processes (`int`): GPUs.
+        rows (`int`): `per_device_train_batch_size`.
+        mean_tokens, longest_tokens (`int`): Prompt and response together, on average and at most.
+        retention_ratio (`float`): Share of tokens that the update projects; 1 for dense methods.
+        checkpointing (`bool`): `gradient_checkpointing`.
+        score_tokens (`int`): `score_tokens_per_batch`.
+        teacher_placement (`str`): `resident`, `offload`, `sharded`, or `server`.
+        teacher_bits (`int`): 16, 8 or 4.
+        lora_parameters (`int`): Trained weights when the student is an adapter; 0 trains all.
+        vllm_share (`float`): `vllm_gpu_memory_utilization` of a colocated engine; 0 without one.
+        vllm_sleeps (`bool`): `vllm_enable_sleep_mode`.
+        gpu_gib (`float`): Memory of a GPU.
+    """
+
+    strategy: str = "single"
+    processes: int = 1
+    rows: int = 8
+    mean_tokens: int = 1_700
+    longest_tokens: int = 5_120
+    retention_ratio: float = 0.2
+    checkpointing: bool = True
+    score_tokens: int = 16_384
+    teacher_placement: str = "resident"
+    teacher_bits: int = 16
+    lora_parameters: int = 0
+    vllm_share: float = 0.0
+    vllm_sleeps: bool = True
+    gpu_gib: float = 80.0
+
+    def __post_init__(self):
+        if self.strategy not in STRATEGIES:
+            raise ValueError(f"`strategy` {self.strategy!r} is not known: choose one of {', '.join(STRATEGIES)}.")
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """
+    GiB on one GPU, by phase and part.
+
+    Args:
+        phases (`dict[str, dict[str, float]]`): Parts of `rollout`, `scoring` and `update`.
+        gpu_gib (`float`): What there is.
+    """
+
+    phases: dict[str, dict[str, float]] = field(default_factory=dict)
+    gpu_gib: float = 80.0
+
+    def total(self, phase: str) -> float:
+        """GiB of one phase."""
+        return sum(self.phases[phase].values())
+
+    def allocated(self, phase: str) -> float:
+        """GiB that PyTorch's allocator counts in a phase: without driver and engine."""
+        return sum(v for part, v in self.phases[phase].items() if part not in ("CUDA context", "vLLM"))
+
+    @property
+    def peak(self) -> float:
+        """GiB of the largest phase."""
+        return max(map(self.total, self.phases))
+
+    @property
+    def fits(self) -> bool:
+        """Whether the largest phase leaves a twentieth of the GPU for fragmentation."""
+        return self.peak <= 0.95 * self.gpu_gib
+
+    @property
+    def warning(self) -> str | None:
+        """One sentence when it does not fit: which phase, what is largest in it, what to change first."""
+        if self.fits:
+            return None
+        phase = max(self.phases, key=self.total)
+        parts = self.phases[phase]
+        largest = max((p for p in parts if p in _REMEDIES), key=parts.get)
+        return (
+            f"The {phase} phase needs about {self.peak:.0f} GiB of a GPU's {self.gpu_gib:.0f} GiB, most of what can be "
+            f"changed for {largest} ({parts[largest]:.1f} GiB): {_REMEDIES[largest]}."
+        )
+
+    def table(self) -> str:
+        """A Markdown table, parts by phases."""
+        parts = list(dict.fromkeys(part for phase in self.phases.values() for part in phase))
+        lines = ["| GiB on each GPU | " + " | ".join(self.phases) + " |", "|---|" + "--:|" * len(self.phases)]
+        for part in parts:
+            cells = [f"{phase[part]:.1f}" if phase.get(part) else "" for phase in self.phases.values()]
+            lines.append(f"| {part} | " + " | ".join(cells) + " |")
+        totals = [f"**{self.total(phase):.1f}**" for phase in self.phases]
+        return "\n".join([*lines, "| **all** of " + f"{self.gpu_gib:.0f} | " + " | ".join(totals) + " |"])
+
+
+_REMEDIES = {
+    "optimizer": "share it with `zero2` or `fsdp2` over several GPUs, or train an adapter (`use_peft`)",
+    "student weights": "share them with `zero3` or `fsdp2`, or take a smaller student",
+    "gradients": "share them with `zero2`, or train an adapter (`use_peft`)",
+    "teacher weights": "set `teacher_placement` to 'offload' or 'sharded', or put the teacher on a server",
+    "update activations": "lower `per_device_train_batch_size`, or turn `gradient_checkpointing` on",
+    "scoring activations": "lower `score_tokens_per_batch`",
+    "vLLM": "lower `vllm_gpu_memory_utilization`, or turn `vllm_enable_sleep_mode` on",
+}
+
+
+def _student(shape: ModelShape, s: MemorySettings) -> dict[str, float]:
+    """Weights, gradients and optimizer of the student, in bytes."""
+    trained = s.lora_parameters or shape.parameters
+    frozen = shape.parameters if s.lora_parameters else 0
+    shared = s.processes
+    if s.strategy in ("zero1", "zero2", "zero3"):
+        # DeepSpeed trains bf16 weights and keeps fp32 ones with the optimizer.
+        weights = 2 * (trained + frozen) / (shared if s.strategy == "zero3" else 1)
+        gradients = 2 * trained / (1 if s.strategy == "zero1" else shared)
+        optimizer = 12 * trained / shared
+    else:
+        parts = shared if s.strategy == "fsdp2" else 1
+        weights = 4 * (trained + frozen) / parts
+        gradients, optimizer = 4 * trained / parts, 8 * trained / parts
+    return {"student weights": weights, "gradients": gradients, "optimizer": optimizer}
+
+
+def _update(shape: ModelShape, s: MemorySettings) -> dict[str, float]:
+    """What forward and backward of the largest micro-batch add, in bytes."""
+    tokens = max(s.rows * s.mean_tokens, s.longest_tokens)
+    bf16_weights = s.strategy in ("zero1", "zero2", "zero3")
+    residual = 2 if bf16_weights else 4
+    kept = shape.saved_bytes_per_token - (10 * shape.hidden if bf16_weights else 0)
+    if s.checkpointing:
+        # The input of every layer, and one layer at a time in full, with its gradients.
+        layers = tokens * (shape.layers * residual * shape.hidden + 1.5 * kept)
+    else:
+        layers = tokens * shape.layers * kept
+    # Autocast keeps a bf16 copy of each weight it has cast until the forward pass is over.
+    copies = 0 if bf16_weights else 2 * (shape.parameters if s.strategy != "fsdp2" else shape.layer_parameters)
+    chosen = s.retention_ratio * tokens
+    # Tiles of 4,096 tokens by 32,768 entries in fp32, a few of them; the hidden states that are projected.
+    head = 4 * 4 * min(chosen, 4_096) * min(shape.vocab, 32_768) + 8 * chosen * shape.hidden
+    buckets = 0
+    if bf16_weights and s.processes > 1:
+        buckets = 2 * 2 * min(_BUCKET, shape.parameters)
+    if s.strategy in ("zero3", "fsdp2"):
+        buckets += 2 * (2 * shape.layer_parameters + shape.vocab * shape.hidden)
+    return {"update activations": max(layers + head, layers + copies), "communication": buckets}
+
+
+def _scoring(shape: ModelShape, s: MemorySettings) -> float:
+    # The head comes after the layers: two tiles of fp32 logits beside the hidden states.
+    head = 2 * 4 * TILE_ELEMENTS + s.score_tokens * 4 * shape.hidden
+    return max(s.score_tokens * shape.working_bytes_per_token, head)
+
+
+def _adapter_parameters(shape: ModelShape, fields: Mapping[str, Any]) -> int:
+    if not fields.get("use_peft"):
+        return 0
+    rank = int(fields.get("lora_r") or 16)
+    wide = {
+        "q_proj": (shape.hidden, shape.queries),
+        "k_proj": (shape.hidden, shape.keys),
+        "v_proj": (shape.hidden, shape.keys),
+        "o_proj": (shape.queries, shape.hidden),
+        "gate_proj": (shape.hidden, shape.intermediate),
+        "up_proj": (shape.hidden, shape.intermediate),
+        "down_proj": (shape.intermediate, shape.hidden),
+    }
+    targets = fields.get("lora_target_modules") or ["q_proj", "v_proj"]
+    targets = wide if "all-linear" in targets else targets
+    return shape.layers * rank * sum(sum(wide[name]) for name in targets if name in wide)
+
+
+def settings_from(
+    fields: Mapping[str, Any],
+    student: ModelShape,
+    *,
+    strategy: str = "single",
+    processes: int = 1,
+    gpu_gib: float = 80.0,
+    mean_tokens: int | None = None,
+) -> MemorySettings:
+    """
+    The part of a run's settings that memory depends on.
+
+    Args:
+        fields (mapping): Of a [`~crop_trl.CROPConfig`] and [`~trl.ModelConfig`], or of a YAML file of them; what is not
+            in it has its default.
+        student ([`ModelShape`]): For the size of an adapter.
+        strategy, processes, gpu_gib: See [`MemorySettings`].
+        mean_tokens (`int`, *optional*): By default a third of the longest, as reasoning models write.
+
+    Returns:
+        [`MemorySettings`]
+    """
+
+    def get(name, default):
+        value = fields.get(name)
+        return default if value is None else value
+
+    longest = get("max_prompt_length", 1024) + get("max_completion_length", 4096)
+    colocated = get("use_vllm", False) and get("vllm_mode", "colocate") == "colocate"
+    remote = bool(get("teacher_server_urls", None))
+    return MemorySettings(
+        strategy=strategy,
+        processes=processes,
+        rows=get("per_device_train_batch_size", 8),
+        mean_tokens=mean_tokens or longest // 3,
+        longest_tokens=longest,
+        retention_ratio=get("retention_ratio", 0.2),
+        checkpointing=get("gradient_checkpointing", True),
+        score_tokens=get("score_tokens_per_batch", 16_384),
+        teacher_placement="server" if remote else get("teacher_placement", "resident"),
+        teacher_bits={None: 16, "8bit": 8, "4bit": 4}[get("teacher_quantization", None)],
+        lora_parameters=_adapter_parameters(student, fields),
+        vllm_share=get("vllm_gpu_memory_utilization", 0.3) if colocated else 0.0,
+        vllm_sleeps=get("vllm_enable_sleep_mode", False),
+        gpu_gib=gpu_gib,
+    )
+
+
+def plan_memory(student: ModelShape, teacher: ModelShape | None, settings: MemorySettings) -> MemoryPlan:
+    """
+    GPU memory of a run.
+
+    Args:
+        student, teacher ([`ModelShape`]): The models; no teacher for one on a server.
+        settings ([`MemorySettings`]): The rest.
+
+    Returns:
+        [`MemoryPlan`]
+    """
+    s = settings
+    own = _student(student, s)
+    fixed = {"student weights": own["student weights"], "optimizer": own["optimizer"]}
+    weights = 0.0
+    if teacher is not None and s.teacher_placement != "server":
+        head = teacher.vocab * teacher.hidden * (1 if teacher.tied else 2)
+        weights = (teacher.parameters - head) * s.teacher_bits / 8 + 2 * head
+        if s.teacher_placement == "sharded":
+            weights = weights / s.processes + 2 * (2 * teacher.layer_parameters + teacher.vocab * teacher.hidden)
+    at_rest = 0.0 if s.teacher_placement == "offload" else weights
+    scorers = [shape for shape in (teacher if s.teacher_placement != "server" else None, student) if shape is not None]
+    engine = {"rollout": s.vllm_share * s.gpu_gib * GIB}
+    asleep = SLEEPING_ENGINE_GIB * GIB if s.vllm_share and s.vllm_sleeps else engine["rollout"]
+    phases = {
+        "rollout": {**fixed, "teacher weights": at_rest, "vLLM": engine["rollout"]},
+        "scoring": {
+            **fixed,
+            "teacher weights": weights,
+            "scoring activations": _scoring(scorers[0], s),
+            "vLLM": asleep,
+        },
+        "update": {
+            **fixed,
+            "gradients": own["gradients"],
+            "teacher weights": at_rest,
+            **_update(student, s),
+            "vLLM": asleep,
+        },
+    }
+    for parts in phases.values():
+        parts["CUDA context"] = CONTEXT_GIB * GIB
+    return MemoryPlan({name: {p: v / GIB for p, v in parts.items()} for name, parts in phases.items()}, s.gpu_gib)
