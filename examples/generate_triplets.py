@@ -71,9 +71,10 @@ def generate(settings: TripletSettings) -> int:
 
 
 def show(text: str) -> None:
-    """Print; a reader such as `head` that has seen enough ends the printing and nothing else."""
+    """Print in any terminal; a reader such as `head` that has seen enough ends the printing and nothing else."""
+    encoding = sys.stdout.encoding or "utf-8"
     try:
-        print(text, flush=True)
+        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it ends
 

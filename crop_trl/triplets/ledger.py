@@ -53,13 +53,17 @@ class Ledger:
         self._waiting: list[tuple[bytes, asyncio.Future]] = []
         self._flush_task: asyncio.Task | None = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="ledger")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(f"{self.path}.lock", timeout=0)  # flock: gone with the process, kill -9 included
         try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             self._lock.acquire()
         except Timeout:
             raise LedgerError(
                 f"{self.path} is in use by another process; wait for that run to end or give another `output`."
+            ) from None
+        except OSError as error:
+            raise LedgerError(
+                f"{self.path} cannot be made ({error.strerror}); give an `output` that can be a directory to write in."
             ) from None
         try:
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)

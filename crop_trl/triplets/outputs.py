@@ -50,6 +50,12 @@ class OutputDirectory:
         self.report_markdown = self.path / "report.md"
         self.review_page = self.path / "review.html"
 
+    def clear_leftovers(self) -> None:
+        """Remove what a process that was killed while writing has left; for the holder of the ledger alone."""
+        for path in (self.triplets, self.incomplete, self.run, self.reviews):
+            for leftover in self.path.glob(f".{path.name}.*.tmp"):
+                leftover.unlink(missing_ok=True)
+
     def save_settings(self, settings: TripletSettings, templates: Templates, problem_set: ProblemSet) -> None:
         """Write down what a run is about to do, beside what the records that are there now come from."""
         facts = {
@@ -95,7 +101,7 @@ class OutputDirectory:
         """
         try:
             return _read_object(self.run)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise ValueError(
                 f"`output` {str(self.path)!r} holds no run; generate triplets there first, or name another directory."
             ) from None

@@ -134,6 +134,7 @@ async def _generate(settings: TripletSettings, progress: bool) -> RunResult:
                 f"{output.ledger} holds answers for {earlier}. They stay, but model "
                 f"{settings.model} with templates {templates.version} is asked anew where requests differ."
             )
+        output.clear_leftovers()
         output.load_reviews()  # damaged, it would keep the records of this run from being written
         stored = output.stored_records()
         replaced = find_replaced(stored, problem_set)

@@ -281,7 +281,7 @@ def _reason_lines(report: Mapping[str, Any]) -> list[str]:
         listed("Incomplete because of", report["incomplete_reasons"]),
         listed("Excluded because of", report["excluded_reasons"]),
         listed("Repeated requests", report["retries"]),
-        f"Duplicates: {duplicates_line(report['duplicates'])}",
+        duplicates_line(report["duplicates"]),
         f"Accepted triplets with a warning (see `warnings`): {report['warnings']:,}. Accepted triplets that are not "
         f"the critic's own selection: {report['selection_differs']:,}.",
         f"The run ended early: {_plain(report['stopped'], 400)}." if report["stopped"] else "",

@@ -131,19 +131,25 @@ class TripletSettings:
             f"choose one of {', '.join(RESPONSE_FORMATS)}",
         )
         self.extra_fields()
-        url = urlsplit(self.endpoint)
+        _require(bool(self.model.strip()), "model", self.model, "name a model")
+        _require(
+            bool(self.api_key_env) and "=" not in self.api_key_env,
+            "api_key_env",
+            self.api_key_env,
+            "give the name of an environment variable",
+        )
+        try:
+            url = urlsplit(self.endpoint)
+            reachable = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+        except ValueError:  # brackets that do not close, a port that is no number
+            url, reachable = urlsplit(""), False
         # Whatever stands in a URL ends up in logs and in the run's files.
         if url.username or url.password or url.query:
             raise ValueError(
                 "`base_url` must not carry a user name, password or query string; put the key into "
                 f"${self.api_key_env} and give the bare address."
             )
-        _require(
-            url.scheme in ("http", "https") and bool(url.netloc),
-            "base_url",
-            self.base_url,
-            "give an address such as http://127.0.0.1:8000/v1",
-        )
+        _require(reachable, "base_url", self.endpoint, "give an address such as http://127.0.0.1:8000/v1")
 
     @property
     def endpoint(self) -> str:

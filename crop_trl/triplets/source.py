@@ -135,6 +135,8 @@ def _common_text_notes(problems: list[Problem]) -> list[str]:
 def duplicates_line(duplicates: Mapping[str, Any]) -> str:
     """What became of repeated problems, in one sentence."""
     rows, identical = duplicates["rows"], duplicates["identical"]
+    if not rows:
+        return "No row repeats the text of another."
     handling = f"{identical:,} of them to the letter, which is asked once; {rows - identical:,} but for white space"
     return (
         f"{rows:,} rows repeat the text of an earlier one ({'left out' if duplicates['left_out'] else handling}), "

@@ -178,6 +178,14 @@ def test_the_output_can_be_cut_by_head(problems, program):
     assert process.wait(60) == 0 and process.stderr.read() == ""
 
 
+@pytest.mark.multiprocess
+def test_a_terminal_without_unicode_shows_what_it_can(problems, program, monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    process = program("--input", problems("求 2 与 3 之和 é"), "--dry-run")
+    printed, errors = process.communicate()
+    assert process.returncode == 0 and r"\u6c42 2" in printed and errors == ""
+
+
 def test_it_runs_where_an_event_loop_runs_already(start_server, problems, tmp_path):
     url, source = start_server(), problems("[plan:good] 1 and 2")
 
