@@ -5,9 +5,13 @@ the update (gradients and activations). Each is the sum of its parts; the larges
 is needed: the shapes of the models and the settings are enough.
 """
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
+from transformers import AutoConfig
 
 from .scoring.topk import TILE_ELEMENTS
 
@@ -352,3 +356,37 @@ def plan_memory(student: ModelShape, teacher: ModelShape | None, settings: Memor
     for parts in phases.values():
         parts["CUDA context"] = CONTEXT_GIB * GIB
     return MemoryPlan({name: {p: v / GIB for p, v in parts.items()} for name, parts in phases.items()}, s.gpu_gib)
+
+
+def warn_of_memory(args, student: str, teacher: str | None, model_fields: Mapping[str, Any] | None = None) -> None:
+    """
+    Warn, before a model is loaded, when a run cannot fit the GPU of this process.
+
+    Silent without a GPU, and for models whose configuration cannot be read or planned: loading them says why.
+
+    Args:
+        args ([`~crop_trl.CROPConfig`]): Settings of the run.
+        student, teacher (`str`): Where the models come from.
+        model_fields (mapping, *optional*): Of [`~trl.ModelConfig`], for the size of an adapter.
+    """
+    if not torch.cuda.is_available() or args.use_cpu:
+        return
+    try:
+        trust = {"trust_remote_code": args.trust_remote_code}
+        student_shape = ModelShape.of(AutoConfig.from_pretrained(student, **trust))
+        remote = teacher is None or bool(args.teacher_server_urls)
+        teacher_shape = None if remote else ModelShape.of(AutoConfig.from_pretrained(teacher, **trust))
+    except (OSError, ValueError):
+        return
+    stage = args.deepspeed_plugin.zero_stage if args.deepspeed_plugin is not None else 0
+    is_fsdp = str(args.distributed_state.distributed_type).endswith("FSDP")
+    settings = settings_from(
+        {**vars(args), **(model_fields or {})},
+        student_shape,
+        strategy=f"zero{stage}" if stage else "fsdp2" if is_fsdp else "ddp" if args.world_size > 1 else "single",
+        processes=args.world_size,
+        gpu_gib=torch.cuda.mem_get_info(args.device)[1] / GIB,
+    )
+    warning = plan_memory(student_shape, teacher_shape, settings).warning
+    if warning:
+        warnings.warn(warning, stacklevel=2)

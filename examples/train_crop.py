@@ -23,6 +23,7 @@ from trl import ModelConfig, TrlParser, get_peft_config
 
 from crop_trl import CROPConfig, CROPTrainer
 from crop_trl.evaluation.grading import accuracy_reward
+from crop_trl.memory import warn_of_memory
 from crop_trl.triplets import DEFAULT_PROMPT_TEMPLATE, load_triplets
 
 REWARDS = {"accuracy": accuracy_reward, "none": None}
@@ -121,6 +122,8 @@ def make_trainer(script: ScriptArguments, args: TrainConfig, model: ModelConfig)
         raise ValueError("`--method base` evaluates only; it needs `--eval_dataset_name` and `--reward accuracy`.")
     # Inside `train`, so that every reporting backend has the starting point in the same log.
     args.eval_on_start = args.train and eval_dataset is not None and script.reward != "none"
+    if talk:
+        warn_of_memory(args, model.model_name_or_path, args.teacher_model_name_or_path, vars(model))
     reward = REWARDS[script.reward]
     args.model_init_kwargs = {
         "revision": model.model_revision,

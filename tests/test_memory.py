@@ -1,0 +1,118 @@
+"""The arithmetic of GPU memory."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+
+from crop_trl.memory import STRATEGIES, MemorySettings, ModelShape, plan_memory, settings_from
+
+ROOT = Path(__file__).parents[1]
+SMALL = ModelShape(1024, 3072, 28, 151_936, 2048, 1024, True)
+MIDDLE = ModelShape(2048, 6144, 28, 151_936, 2048, 1024, True)
+LARGE = ModelShape(2560, 9728, 36, 151_936, 4096, 1024, True)
+LARGEST = ModelShape(4096, 12288, 36, 151_936, 4096, 1024, False)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Qwen3Config(hidden_size=1024, num_hidden_layers=4, vocab_size=50_000, tie_word_embeddings=True),
+        Qwen3Config(hidden_size=512, num_hidden_layers=3, vocab_size=9_000, tie_word_embeddings=False),
+        LlamaConfig(hidden_size=1024, num_hidden_layers=4, num_attention_heads=16, num_key_value_heads=4),
+    ],
+)
+def test_counts_the_weights_of_a_model(config):
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    actual = sum(p.numel() for p in model.parameters())
+    assert ModelShape.of(config).parameters == pytest.approx(actual, rel=2e-3)
+
+
+def test_the_peak_of_an_update_that_was_measured():
+    # benchmarks/update.py on an H100: 1.7B student, 4 rows, 64 responses of 1,499 tokens on average, 30.8 GiB.
+    settings = MemorySettings(rows=4, mean_tokens=1_700, longest_tokens=4_416, teacher_placement="server")
+    assert plan_memory(MIDDLE, None, settings).allocated("update") == pytest.approx(30.8, rel=0.15)
+
+
+def test_the_peak_of_scoring_that_was_measured():
+    # benchmarks/scoring.py on an H100: 4B teacher, 8 x 4,096 tokens in batches of 3 rows, 0.98 GiB above the weights.
+    settings = MemorySettings(score_tokens=13_200)
+    parts = plan_memory(MIDDLE, LARGE, settings).phases["scoring"]
+    assert parts["scoring activations"] == pytest.approx(0.98, rel=0.15)
+
+
+def test_what_lowers_memory_lowers_it():
+    def update(**changes):
+        return plan_memory(MIDDLE, LARGE, MemorySettings(**changes)).total("update")
+
+    assert update(checkpointing=False) > update()
+    assert update(rows=2) < update(rows=16)
+    assert update(teacher_placement="offload") == pytest.approx(update(teacher_placement="server"))
+    assert update(teacher_placement="offload") < update(teacher_bits=4) < update(teacher_bits=8) < update()
+    assert update(lora_parameters=10**7) < update()
+    many = {s: update(strategy=s, processes=8) for s in STRATEGIES}
+    assert many["zero3"] < many["zero2"] < many["zero1"] < many["ddp"] == many["single"]
+
+
+def test_says_what_does_not_fit_and_what_to_change():
+    plan = plan_memory(MIDDLE, LARGE, MemorySettings(gpu_gib=16))
+    assert not plan.fits
+    assert "The update phase needs about" in plan.warning and "optimizer" in plan.warning and "zero2" in plan.warning
+    plan = plan_memory(SMALL, LARGE, MemorySettings(gpu_gib=40, vllm_share=0.9, vllm_sleeps=True))
+    assert plan.warning.startswith("The rollout phase") and "`vllm_gpu_memory_utilization`" in plan.warning
+    assert plan_memory(SMALL, MIDDLE, MemorySettings(gpu_gib=80)).warning is None
+    with pytest.raises(ValueError, match="`strategy` 'zero4' is not known: choose one of single, ddp"):
+        MemorySettings(strategy="zero4")
+
+
+def test_reads_an_adapter_and_a_server_from_the_settings():
+    fields = {"use_peft": True, "lora_r": 8, "lora_target_modules": ["q_proj"], "teacher_server_urls": ["http://x/v1"]}
+    settings = settings_from(fields, SMALL)
+    assert settings.lora_parameters == 28 * 8 * (1024 + 2048)
+    assert settings.teacher_placement == "server"
+
+
+def run_plan(*arguments):
+    command = [sys.executable, str(ROOT / "benchmarks" / "memory_plan.py"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
+
+
+def written_for_32_gb(path):
+    """What the comments of a configuration say to change for eight GPUs of 32 GB."""
+    found = re.findall(r"^(\w+): .*# .*?32 GB: (\S+)", path.read_text(), flags=re.MULTILINE)
+    return {name: yaml.safe_load(value.rstrip(",;")) for name, value in found}
+
+
+@pytest.mark.parametrize(
+    ("setting", "models", "strategy"),
+    [
+        ("setting_a", (MIDDLE, LARGE), "zero2"),
+        ("setting_a", (MIDDLE, LARGE), "zero3"),
+        ("setting_b", (LARGE, LARGEST), "zero3"),
+    ],
+)
+def test_the_papers_settings_fit_eight_gpus(setting, models, strategy):
+    path = ROOT / f"examples/configs/{setting}.yaml"
+    fields, changes = yaml.safe_load(path.read_text()), written_for_32_gb(path)
+    assert set(changes) >= {"per_device_train_batch_size", "score_tokens_per_batch", "vllm_gpu_memory_utilization"}
+    for gpu_gib, changed in ((80, {}), (32, changes)):
+        launch = {"strategy": strategy, "processes": 8, "gpu_gib": gpu_gib}
+        plan = plan_memory(*models, settings_from({**fields, **changed}, models[0], **launch))
+        assert plan.fits, (gpu_gib, plan.warning)
+
+
+def test_the_command_says_whether_it_fits():
+    done = run_plan("--student", "1.7B", "--teacher", "4B", "--gpu-gib", 16)
+    assert done.returncode == 1 and "It does not fit. The update phase" in done.stdout, done.stderr
+    done = run_plan(
+        "--config", "examples/configs/colab.yaml", "--student", "0.6B", "--teacher", "1.7B", "--gpu-gib", 15
+    )
+    assert done.returncode == 0 and "It fits." in done.stdout, done.stderr
+    done = run_plan("--student", "9B", "--teacher", "4B")
+    assert done.returncode == 1 and "error: '9B' cannot be read" in done.stderr
