@@ -86,12 +86,12 @@ def read_train(paths: Iterable[str | Path]) -> list[Problem]:
         paths (iterable of paths): JSONL files.
 
     Returns:
-        `list[Problem]`: Up to three for a triplet record.
+        `list[Problem]`: Up to three for a triplet record. A row whose id is taken gets its place behind the id.
 
     Raises:
         `FileNotFoundError`, `ValueError`: a missing file; a row without any of the fields.
     """
-    texts = []
+    texts, known_ids = [], set()
     for path in paths:
         for number, row in enumerate(_rows(path, "--train"), start=1):
             names = [
@@ -103,10 +103,14 @@ def read_train(paths: Iterable[str | Path]) -> list[Problem]:
                     "or triplet records."
                 )
             answer = None if row.get("answer") is None else str(row["answer"])
+            own_id = str(row.get("id", f"{Path(path).name}:{number}"))
+            if own_id in known_ids:  # a verdict must say which row it is about
+                own_id = f"{own_id} ({Path(path).name}:{number})"
+            known_ids.add(own_id)
             for name in names:
                 # Only the original's answer is known: a counterfactual has another one.
                 known = answer if name in ("problem", *PROBLEM_FIELDS[:2]) else None
-                texts.append(Problem(str(row.get("id", f"{Path(path).name}:{number}")), row[name], known, name))
+                texts.append(Problem(own_id, row[name], known, name))
     return texts
 
 
@@ -226,6 +230,16 @@ def relate_answers(benchmark: str | None, train: str | None) -> str:
     return "different"
 
 
+def check_limits(min_similarity: float, per_problem: int, at_least: int = 10) -> None:
+    """Raise `ValueError` for a similarity outside [0, 1], fewer than 1 candidate per problem, or a negative number."""
+    if not 0 <= min_similarity <= 1:
+        raise ValueError(f"`min_similarity` is {min_similarity}: choose a number in [0, 1].")
+    if per_problem < 1:
+        raise ValueError(f"`per_problem` is {per_problem}: choose at least 1 candidate text.")
+    if at_least < 0:
+        raise ValueError(f"`at_least` is {at_least}: choose 0 or more problems.")
+
+
 def audit(
     train: Sequence[Problem],
     benchmarks: Mapping[str, Sequence[Problem]],
@@ -253,10 +267,9 @@ def audit(
         [`Audit`]
 
     Raises:
-        `ValueError`: `min_similarity` outside [0, 1], or a benchmark with two problems of one id.
+        `ValueError`: see [`check_limits`]; or a benchmark with two problems of one id.
     """
-    if not 0 <= min_similarity <= 1:
-        raise ValueError(f"`min_similarity` is {min_similarity}: choose a number in [0, 1].")
+    check_limits(min_similarity, per_problem, at_least)
     for name, problems in benchmarks.items():
         twice = [id for id, count in Counter(problem.id for problem in problems).items() if count > 1]
         if twice:

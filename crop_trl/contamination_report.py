@@ -3,11 +3,13 @@
 import csv
 import difflib
 import html
+import io
 import json
 import re
 from pathlib import Path
 
 from .contamination import Audit, Candidate, summarize
+from .triplets.record import write_text
 
 # "same": the same problem, also reworded or with its answer re-encoded. "near": it differs in a condition only.
 VERDICTS = ("same", "near", "different")
@@ -42,6 +44,14 @@ def read_verdicts(path: str | Path) -> dict[tuple[str, str, str, str], str]:
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"--verdicts {str(path)!r} does not exist; fill the verdict column of candidates.csv.")
+    try:
+        return _verdicts(path)
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"--verdicts {str(path)!r} is no CSV file in UTF-8 ({error}); save it as one.") from None
+
+
+def _verdicts(path: str | Path) -> dict[tuple[str, str, str, str], str]:
+    csv.field_size_limit(2**31 - 1)  # a candidate's text may be longer than the default of 128 KiB
     with open(path, newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
         needed = (*COLUMNS[:4], "verdict")
@@ -96,25 +106,26 @@ def write_report(result: Audit, output: str | Path, judged: bool = False) -> dic
     folder.mkdir(parents=True, exist_ok=True)
     table = summarize(result)
     write_csv(result.candidates, folder / "candidates.csv")
-    (folder / "candidates.html").write_text(page(result), encoding="utf-8")
-    (folder / "summary.md").write_text(summary_markdown(result, judged), encoding="utf-8")
+    write_text(folder / "candidates.html", page(result))
+    write_text(folder / "summary.md", summary_markdown(result, judged))
     summary = {"records": result.records, "texts": result.texts, "seconds": round(result.seconds, 1), "judged": judged}
-    (folder / "summary.json").write_text(json.dumps({**summary, "benchmarks": table}, indent=1), encoding="utf-8")
+    write_text(folder / "summary.json", json.dumps({**summary, "benchmarks": table}, indent=1))
     if judged:
         clean = {name: row["clean_ids"] for name, row in table.items()}
-        (folder / "clean_ids.json").write_text(json.dumps(clean, indent=1), encoding="utf-8")
+        write_text(folder / "clean_ids.json", json.dumps(clean, indent=1))
     return table
 
 
 def write_csv(candidates: list[Candidate], path: Path) -> None:
     """One row per candidate, in the order given."""
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-        for c in candidates:
-            answers = (c.answers, c.problem.answer or "", c.train.answer or "", c.verdict)
-            texts = (c.problem.text.replace("\0", ""), c.train.text.replace("\0", ""))
-            writer.writerow((*c.key, f"{c.similarity:.4f}", c.exact, *answers, *texts))
+    file = io.StringIO(newline="")
+    writer = csv.writer(file)
+    writer.writerow(COLUMNS)
+    for c in candidates:
+        answers = (c.answers, c.problem.answer or "", c.train.answer or "", c.verdict)
+        cells = (*c.key, f"{c.similarity:.4f}", c.exact, *answers, c.problem.text, c.train.text)
+        writer.writerow([cell.replace("\0", "") if isinstance(cell, str) else cell for cell in cells])
+    write_text(path, file.getvalue())
 
 
 def summary_markdown(result: Audit, judged: bool) -> str:
@@ -135,6 +146,10 @@ def summary_markdown(result: Audit, judged: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
+# A long problem has 500; the comparison takes quadratic time where pieces repeat.
+MAX_PIECES = 4000
+
+
 def marked_difference(first: str, second: str) -> tuple[str, str]:
     """
     Two texts as HTML, what only one of them has wrapped in `<del>` and `<ins>`.
@@ -143,9 +158,11 @@ def marked_difference(first: str, second: str) -> tuple[str, str]:
         first, second (`str`): The texts.
 
     Returns:
-        `tuple[str, str]`
+        `tuple[str, str]`: Unmarked where the texts are too long to be compared piece by piece.
     """
     pieces = [re.findall(r"\s+|\\[a-zA-Z]+|\w+|.", text, re.DOTALL) for text in (first, second)]
+    if max(map(len, pieces)) > MAX_PIECES:
+        return html.escape(first), html.escape(second)
     words = [[piece if piece.strip() else " " for piece in part] for part in pieces]
     out: tuple[list[str], list[str]] = ([], [])
     for tag, a, b, c, d in difflib.SequenceMatcher(None, *words, autojunk=False).get_opcodes():

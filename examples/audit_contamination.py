@@ -7,8 +7,9 @@ python examples/audit_contamination.py ... --verdicts verdicts.csv     # after j
 import argparse
 import sys
 import time
+from pathlib import Path
 
-from crop_trl.contamination import audit, read_benchmark, read_train
+from crop_trl.contamination import audit, check_limits, read_benchmark, read_train
 from crop_trl.contamination_report import apply_verdicts, read_verdicts, summary_markdown, write_report
 
 
@@ -22,20 +23,29 @@ def main() -> None:
     parser.add_argument("--per_problem", type=int, default=5, help="most candidate texts for one benchmark problem")
     args = parser.parse_args()
     try:
-        wrong = [item for item in args.benchmark if "=" not in item]
+        check_limits(args.min_similarity, args.per_problem)
+        if Path(args.output).exists() and not Path(args.output).is_dir():
+            raise ValueError(f"--output {args.output!r} is a file: name a folder.")
+        names = [item.partition("=")[0] for item in args.benchmark if "=" in item]
+        wrong = [item for item in args.benchmark if not item.partition("=")[0] or not item.partition("=")[2]]
         if wrong:
             raise ValueError(f"--benchmark {wrong[0]!r} is not NAME=FILE, for example MATH-500=math500.jsonl.")
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise ValueError(f"--benchmark names {twice[0]!r} twice; give each file a name of its own.")
         verdicts = read_verdicts(args.verdicts) if args.verdicts else None
         benchmarks = {name: read_benchmark(file) for name, _, file in (item.partition("=") for item in args.benchmark)}
         train = read_train(args.train)
         started = time.monotonic()
         result = audit(train, benchmarks, args.min_similarity, args.per_problem)
         result.seconds = time.monotonic() - started
+        if verdicts is not None:
+            apply_verdicts(result, verdicts)
+        write_report(result, args.output, judged=verdicts is not None)
     except (ValueError, OSError, ImportError) as error:
         sys.exit(f"error: {error}")
-    if verdicts is not None:
-        apply_verdicts(result, verdicts)
-    write_report(result, args.output, judged=verdicts is not None)
+    except KeyboardInterrupt:
+        sys.exit("Interrupted; nothing was written, run the same command again.")
     print(summary_markdown(result, judged=verdicts is not None))
     print(f"Candidates to judge: {args.output}/candidates.html (the same in candidates.csv)")
 

@@ -24,7 +24,10 @@ from crop_trl.evaluation.sampling import (
     ServerSampler,
     TransformersSampler,
     VLLMSampler,
+    check_dtype,
 )
+from crop_trl.evaluation.store import read_object
+from crop_trl.triplets.record import write_text
 
 BATCH_SIZES = {"hf": 32, "vllm": 512, "server": 64}
 
@@ -58,8 +61,29 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     engine.add_argument("--server_url", help="of --sampler server, such as http://localhost:8000/v1")
     engine.add_argument("--batch_size", type=int, help="responses (hf) or requests (vllm, server) at a time")
     engine.add_argument("--dtype", help="of the weights (hf)")
-    engine.add_argument("--vllm_options", type=json.loads, default={}, help='JSON, such as {"tensor_parallel_size": 2}')
+    engine.add_argument("--vllm_options", metavar="JSON", help='JSON, such as {"tensor_parallel_size": 2}')
     return parser.parse_args(arguments)
+
+
+def check_options(args: argparse.Namespace) -> None:
+    """Raise `ValueError` for an option whose value is wrong or that the chosen sampler does not take."""
+    if args.batch_size is not None and args.batch_size < 1:
+        raise ValueError(f"`--batch_size` is {args.batch_size}: choose at least 1.")
+    for folder in (args.output, args.regrade):
+        if folder and Path(folder).exists() and not Path(folder).is_dir():
+            raise ValueError(f"{folder!r} is a file: name a folder.")
+    check_dtype(args.dtype)
+    for option, sampler in (("dtype", "hf"), ("server_url", "server"), ("vllm_options", "vllm")):
+        if getattr(args, option) is not None and args.sampler != sampler:
+            raise ValueError(
+                f"`--{option}` is for `--sampler {sampler}`, and the sampler is {args.sampler}; leave it out."
+            )
+    try:
+        args.vllm_options = json.loads(args.vllm_options or "{}")
+    except ValueError:
+        args.vllm_options = None
+    if not isinstance(args.vllm_options, dict):
+        raise ValueError("`--vllm_options` is no JSON object; write it as in '{\"tensor_parallel_size\": 2}'.")
 
 
 def load_benchmarks(args: argparse.Namespace) -> list[benchmarks.Benchmark]:
@@ -72,7 +96,12 @@ def clean_subsets(args: argparse.Namespace, loaded: list[benchmarks.Benchmark]) 
         return []
     if not Path(args.clean).is_file():
         raise FileNotFoundError(f"`--clean` {args.clean!r} does not exist; the audit writes it once it has verdicts.")
-    clean = json.loads(Path(args.clean).read_text(encoding="utf-8"))
+    clean = read_object(args.clean, "give the clean_ids.json of an audit")
+    for name, ids in clean.items():
+        if not isinstance(ids, list) or not all(isinstance(id, str) for id in ids):
+            raise ValueError(
+                f"`--clean` {args.clean!r} holds no list of ids for {name!r}; give an audit's clean_ids.json."
+            )
     known = [benchmark for benchmark in loaded if benchmark.name in clean]
     if not known:
         raise ValueError(f"`--clean` {args.clean!r} knows {', '.join(clean)}, none of the benchmarks evaluated.")
@@ -129,6 +158,7 @@ def evaluate(args: argparse.Namespace) -> None:
         labels,
     )
     plan.check()
+    run.check_pass_k(args.pass_k, plan.benchmarks)
     run.generate(plan, lambda: make_sampler(args, decoding))
     report(run.evaluate(plan, args.pass_k), plan.output)
 
@@ -141,7 +171,7 @@ def regrade(args: argparse.Namespace) -> None:
 
 def report(results: dict, folder: Path) -> None:
     text = tables.run_markdown(results)
-    (folder / "results.md").write_text(text, encoding="utf-8")
+    write_text(folder / "results.md", text)
     print(text)
 
 
@@ -158,8 +188,8 @@ def compare(args: argparse.Namespace) -> None:
     if args.output:
         folder = Path(args.output)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "comparison.md").write_text(text, encoding="utf-8")
-        (folder / "comparison.json").write_text(json.dumps(tables.comparison(runs, args.reference), indent=1) + "\n")
+        write_text(folder / "comparison.md", text)
+        write_text(folder / "comparison.json", json.dumps(tables.comparison(runs, args.reference), indent=1) + "\n")
     print(text)
 
 
@@ -170,6 +200,7 @@ def main() -> None:
     try:
         if len(tasks) != 1:
             raise ValueError("Give exactly one of `--model`, `--regrade` and `--compare`.")
+        check_options(args)
         tasks[0](args)
     except (ValueError, OSError, ImportError, RuntimeError) as error:
         sys.exit(f"error: {error}")

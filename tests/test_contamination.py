@@ -211,6 +211,11 @@ def test_marked_difference_keeps_the_texts():
         (["--benchmark", "toy"], "NAME=FILE"),
         (["--verdicts", "nowhere.csv"], "--verdicts 'nowhere.csv' does not exist"),
         (["--min_similarity", "3"], "`min_similarity` is 3.0"),
+        (["--min_similarity", "nan"], "`min_similarity` is nan"),
+        (["--per_problem", "-1"], "`per_problem` is -1"),
+        (["--per_problem", "0"], "`per_problem` is 0"),
+        (["--benchmark", "toy=other.jsonl"], "--benchmark names 'toy' twice"),
+        (["--benchmark", "=other.jsonl"], "NAME=FILE"),
     ],
 )
 def test_mistakes_get_one_sentence(tmp_path, monkeypatch, arguments, words):
@@ -225,6 +230,28 @@ def test_mistakes_get_one_sentence(tmp_path, monkeypatch, arguments, words):
         audit_contamination.main()
     assert words in str(stopped.value) and "\n" not in str(stopped.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_odd_texts_survive_the_files(tmp_path):
+    long = "word " * 60_000
+    train = [Problem("t", long + "\ud800 \0 \u2028 end"), Problem("u", long + '"quoted", and\nbroken')]
+    found = audit(train, {"toy": [Problem("p", long)]}, min_similarity=0)
+    assert {c.train.id for c in found.candidates} == {"t", "u"}
+    for candidate in found.candidates:
+        candidate.verdict = "near"
+    write_report(found, tmp_path, judged=True)
+    # A cell longer than the csv module's default limit is read back.
+    assert set(read_verdicts(tmp_path / "candidates.csv")) == {c.key for c in found.candidates}
+    (tmp_path / "candidates.csv").write_bytes("benchmark,\xe9".encode("latin-1"))
+    with pytest.raises(ValueError, match="is no CSV file in UTF-8"):
+        read_verdicts(tmp_path / "candidates.csv")
+
+
+def test_rows_of_one_id_can_be_told_apart(tmp_path):
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).write_text(json.dumps({"id": "1", "problem": f"From {name}"}) + "\n")
+    train = read_train([tmp_path / "a.jsonl", tmp_path / "b.jsonl"])
+    assert [problem.id for problem in train] == ["1", "1 (b.jsonl:1)"]
 
 
 def test_wrong_files_are_named(tmp_path):

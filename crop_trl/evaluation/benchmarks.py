@@ -129,6 +129,8 @@ def example_from_row(row: Mapping[str, Any], number: int, where: str) -> Example
     answer = "" if answer is None else str(answer).strip()
     if not answer:
         raise ValueError(f"{where}, row {number} has no `answer`; a benchmark needs one for each problem.")
+    # A lone surrogate can be sent to no server or tokenizer.
+    problem = problem.encode("utf-8", "replace").decode()
     unique_id = None if row.get("unique_id") is None else str(row["unique_id"])
     return Example(str(row.get("id", unique_id or number)), problem, answer, unique_id)
 
@@ -154,7 +156,9 @@ def load_benchmark(spec: str, samples: int | None = None, base_seed: int | None 
         `FileNotFoundError`: the file does not exist.
     """
     if samples is not None and samples < 1:
-        raise ValueError(f"`samples` is {samples}: at least one sample per problem is needed.")
+        raise ValueError(f"`samples` is {samples}: choose at least 1 per problem.")
+    if base_seed is not None and not 0 <= base_seed < 2**31:
+        raise ValueError(f"`base_seed` is {base_seed}: choose a whole number from 0 to {2**31 - 1}.")
     name, _, file = spec.partition("=")
     if not file and spec.endswith((".jsonl", ".json")):
         name, file = Path(spec).stem, spec

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from ..triplets.record import check_template, wrap_problem
+from ..triplets.record import check_template, wrap_problem, write_text
 from .benchmarks import Benchmark, Example
 from .grading import extract_boxed, grade_many, require_algebra
 from .metrics import average_interval, bootstrap_interval, mean_at_k, pass_at_k
 from .sampling import DecodingSettings, Response, Sampler
-from .store import Generation, Store, pending_chunks, stored_names, write_atomically
+from .store import Generation, Store, pending_chunks, read_object, stored_names
 
 
 @dataclass
@@ -60,7 +60,16 @@ class Plan:
         if not all(gold.lstrip("+-").isdigit() for gold in golds):
             require_algebra()
         for benchmark in self.stores():
-            self.store(benchmark).check_settings(self.settings(benchmark))
+            self.store(benchmark).check_settings()
+        # Results name one model and one way to draw, so one folder holds no other.
+        shared = {"model": self.model, "sampler": self.sampler, **self.decoding.to_dict()}
+        for name in stored_names(self.output):
+            stored = Store(self.output, name).settings()
+            for setting in (setting for setting in shared if stored.get(setting) != shared[setting]):
+                raise ValueError(
+                    f"`--output` {str(self.output)!r} holds generations of {name!r} made with {setting} "
+                    f"{stored.get(setting)!r}, not {shared[setting]!r}; use another folder."
+                )
 
     def stores(self) -> list[Benchmark]:
         """What is generated: each store once, with the most problems that any benchmark takes from it."""
@@ -72,7 +81,7 @@ class Plan:
         return list(largest.values())
 
     def store(self, benchmark: Benchmark) -> Store:
-        return Store(self.output, benchmark.store)
+        return Store(self.output, benchmark.store, self.settings(benchmark))
 
     def settings(self, benchmark: Benchmark) -> dict[str, Any]:
         """What makes two runs' generations interchangeable."""
@@ -88,6 +97,17 @@ class Plan:
         if self.sampler == "hf":  # its draws depend on what shares a batch
             settings["batch_size"] = self.batch_size
         return settings
+
+
+def check_pass_k(pass_k: Sequence[int], benchmarks: Sequence[Benchmark]) -> None:
+    """Raise `ValueError` for a k that is below 1 or above a benchmark's number of samples."""
+    for benchmark in benchmarks:
+        for k in pass_k:
+            if not 1 <= k <= benchmark.samples:
+                raise ValueError(
+                    f"`--pass_k` is {k}, and {benchmark.name} has {benchmark.samples} samples per problem: choose 1 to "
+                    f"{benchmark.samples}, or draw more with `--samples`."
+                )
 
 
 def generate(plan: Plan, make_sampler: Callable[[], Sampler]) -> int:
@@ -220,7 +240,7 @@ def finish(results: dict[str, Any], output: Path) -> dict[str, Any]:
         [mean_at_k(np.array(list(results["benchmarks"][name]["verdicts"].values()))) for name in names]
     )
     Path(output).mkdir(parents=True, exist_ok=True)
-    write_atomically(Path(output) / "results.json", json.dumps(results, indent=1) + "\n")
+    write_text(Path(output) / "results.json", json.dumps(results, indent=1) + "\n")
     return results
 
 
@@ -241,6 +261,7 @@ def regrade(output: str | Path, benchmarks: Sequence[Benchmark] = (), pass_k: Se
     """
     folder = Path(output)
     names = stored_names(folder)
+    check_pass_k(pass_k, benchmarks or stored_benchmarks(folder))
     if not names:
         raise FileNotFoundError(
             f"`--regrade` {str(output)!r} holds no generations; give the --output of a finished run."
@@ -286,7 +307,10 @@ def load_results(run: str | Path) -> dict[str, Any]:
     path = Path(run) / "results.json"
     if not path.is_file():
         raise FileNotFoundError(f"{str(run)!r} has no results.json; evaluate it first.")
-    return json.loads(path.read_text(encoding="utf-8"))
+    results = read_object(path, "regrade the run")
+    if not isinstance(results.get("benchmarks"), dict):
+        raise ValueError(f"{str(path)!r} holds no `benchmarks`; regrade the run.")
+    return results
 
 
 def training_diagnostics(run: str | Path) -> dict[str, Any]:
@@ -310,18 +334,17 @@ def training_diagnostics(run: str | Path) -> dict[str, Any]:
         raise FileNotFoundError(
             f"`--training_run` {str(run)!r} has no trainer_state.json; give the trainer's output_dir."
         )
-    newest = max(
-        (json.loads(path.read_text(encoding="utf-8")) for path in states), key=lambda state: state["global_step"]
-    )
+    loaded = [read_object(path, "name another checkpoint with `--training_run`") for path in states]
+    newest = max(loaded, key=lambda state: state.get("global_step", 0))
 
     def last(name: str) -> float | None:
-        return next((entry[name] for entry in reversed(newest["log_history"]) if name in entry), None)
+        return next((entry[name] for entry in reversed(newest.get("log_history", [])) if name in entry), None)
 
     own = folder / "result.json"
     described = json.loads(own.read_text(encoding="utf-8")) if own.is_file() else {}
     return {
         **{name: described[name] for name in ("method", "retention_ratio", "seed") if name in described},
-        "step": newest["global_step"],
+        "step": newest.get("global_step"),
         "budget": last("selection/retention_ratio"),
         "truncated": last("completions/clipped_ratio"),
     }

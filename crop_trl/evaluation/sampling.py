@@ -6,6 +6,7 @@ run goes on as if it had not been.
 """
 
 import hashlib
+import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -33,7 +34,7 @@ class DecodingSettings:
     thinking: bool | None = None
 
     def __post_init__(self):
-        if self.temperature < 0:
+        if not 0 <= self.temperature < math.inf:
             raise ValueError(f"`temperature` is {self.temperature}: choose 0 (greedy) or more.")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"`top_p` is {self.top_p}: choose a number in (0, 1].")
@@ -92,6 +93,15 @@ def render(tokenizer, prompt: str, thinking: bool | None) -> tuple[str, bool]:
     return text, text.rstrip().endswith(OPEN_THINK)
 
 
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def check_dtype(dtype: str | None) -> None:
+    """Raise `ValueError` for what is no type of weights."""
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(f"`dtype` is {dtype!r}: choose {', '.join(DTYPES)}.")
+
+
 class TransformersSampler:
     """
     Hugging Face generate.
@@ -114,6 +124,7 @@ class TransformersSampler:
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
         device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+        check_dtype(dtype)
         chosen = dtype or ("float32" if device.type == "cpu" else "bfloat16")
         self.model = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, chosen)).to(device).eval()
         ends = self.model.generation_config.eos_token_id

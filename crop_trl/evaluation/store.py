@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..triplets.record import write_text
 from .benchmarks import Benchmark
 
 
@@ -45,74 +46,109 @@ class Store:
     Args:
         folder (`Path`): The run's output folder.
         name (`str`): Name of the benchmark.
+        settings (`dict`, *optional*): What new generations are made with; stored together with the first of them.
     """
 
-    def __init__(self, folder: str | Path, name: str):
+    def __init__(self, folder: str | Path, name: str, settings: dict[str, Any] | None = None):
+        self.new_settings = settings
+        self._ready = False
         self.folder = Path(folder) / "generations"
         safe = "".join(char if char.isalnum() or char in "-_." else "_" for char in name)
         self.path = self.folder / f"{safe}.jsonl"
         self.settings_path = self.folder / f"{safe}.settings.json"
 
-    def check_settings(self, settings: dict[str, Any]) -> None:
+    def check_settings(self) -> None:
         """
-        Compare with those that the stored generations were made with, and store them when there are none.
+        Compare the settings with those of the stored generations. A file without generations takes any settings.
 
         Raises:
             `ValueError`: they differ; the message names the first setting.
         """
-        if self.settings_path.is_file():
-            stored = json.loads(self.settings_path.read_text(encoding="utf-8"))
-            for name in sorted(set(stored) | set(settings)):
-                if stored.get(name) != settings.get(name):
-                    raise ValueError(
-                        f"`--output` {str(self.folder.parent)!r} holds generations made with {name} "
-                        f"{stored.get(name)!r}, not {settings.get(name)!r}; use the same settings to go on, or another "
-                        "folder."
-                    )
+        if not self.settings_path.is_file() or not self.read():
             return
+        stored, settings = self.settings(), self.new_settings or {}
+        for name in sorted(set(stored) | set(settings)):
+            if stored.get(name) != settings.get(name):
+                raise ValueError(
+                    f"`--output` {str(self.folder.parent)!r} holds generations made with {name} "
+                    f"{stored.get(name)!r}, not {settings.get(name)!r}; use the same settings to go on, or another "
+                    "folder."
+                )
+
+    def _prepare(self) -> None:
+        """Store the settings, and drop what a crash left of lines: then every line is a generation."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.settings_path, json.dumps(settings, indent=1, sort_keys=True) + "\n")
+        if self.new_settings is not None:
+            write_text(self.settings_path, json.dumps(self.new_settings, indent=1, sort_keys=True) + "\n")
+        self._ready = True
+        if not self.path.is_file():
+            return
+        # Line by line: a file of long responses does not fit into memory twice.
+        with open(self.path, "rb") as lines:
+            whole = all(line.endswith(b"\n") and _generation(line) for line in lines)
+        if not whole:
+            temporary = self.path.with_name(self.path.name + ".part")
+            with open(self.path, "rb") as lines, open(temporary, "wb") as kept:
+                kept.writelines(line.rstrip(b"\n") + b"\n" for line in lines if _generation(line))
+                kept.flush()
+                os.fsync(kept.fileno())
+            os.replace(temporary, self.path)
 
     def settings(self) -> dict[str, Any]:
         """What the generations were made with."""
-        return json.loads(self.settings_path.read_text(encoding="utf-8"))
+        return read_object(self.settings_path, "delete it to draw anew")
 
     def read(self) -> dict[tuple[str, int], Generation]:
-        """What is there, by problem and sample. A last line that a crash cut off is dropped."""
+        """What is there, by problem and sample, the first of each. What a crash left of a line is passed over."""
         found: dict[tuple[str, int], Generation] = {}
         if not self.path.is_file():
             return found
-        with open(self.path, encoding="utf-8") as lines:
+        with open(self.path, "rb") as lines:  # a cut may also go through a character
             for line in lines:
-                try:
-                    generation = Generation(**json.loads(line))
-                except (json.JSONDecodeError, TypeError):
-                    continue
-                found[generation.key] = generation
+                if generation := _generation(line):
+                    found.setdefault(generation.key, generation)
         return found
 
     def append(self, generations: Iterable[Generation]) -> None:
-        """Add generations; they are on disk when this returns."""
+        """
+        Add generations; they are on disk when this returns. Only the first call binds the folder to the settings: a run
+        that fails before its first response leaves it free.
+        """
+        if not self._ready:
+            self._prepare()
         lines = "".join(json.dumps(asdict(generation), ensure_ascii=False) + "\n" for generation in generations)
-        self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.path, "ab") as file:
-            if file.tell() and not self._ends_with_newline():
-                file.write(b"\n")  # a crash cut the last line off; it must not swallow the next one
-            file.write(lines.encode("utf-8", errors="replace"))
+            # A lone surrogate, which UTF-8 cannot hold, becomes the escape that JSON reads back.
+            file.write(lines.encode("utf-8", "backslashreplace"))
             file.flush()
             os.fsync(file.fileno())
 
-    def _ends_with_newline(self) -> bool:
-        with open(self.path, "rb") as file:
-            file.seek(-1, os.SEEK_END)
-            return file.read(1) == b"\n"
+
+def _generation(line: bytes) -> Generation | None:
+    try:
+        generation = Generation(**json.loads(line))
+    except (ValueError, TypeError, RecursionError):
+        return None
+    kinds = {"id": str, "sample": int, "seed": int, "text": str, "tokens": int, "truncated": bool, "gold": str}
+    return generation if all(type(getattr(generation, name)) is kind for name, kind in kinds.items()) else None
+
+
+def read_object(path: str | Path, remedy: str) -> dict[str, Any]:
+    """A JSON object from a file. Raises `ValueError` with `remedy` for anything else."""
+    try:
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        raise ValueError(f"{str(path)!r} is not whole JSON (cut off, perhaps); {remedy}.") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{str(path)!r} holds a JSON {type(value).__name__}, not an object; {remedy}.")
+    return value
 
 
 def stored_names(folder: str | Path) -> list[str]:
     """Benchmarks that a run has generations of."""
-    return sorted(
-        path.name.removesuffix(".settings.json") for path in (Path(folder) / "generations").glob("*.settings.json")
-    )
+    settings = (Path(folder) / "generations").glob("*.settings.json")
+    names = sorted(path.name.removesuffix(".settings.json") for path in settings)
+    return [name for name in names if Store(folder, name).read()]
 
 
 def pending_chunks(benchmark: Benchmark, done: Iterable[tuple[str, int]], size: int) -> list[list[tuple[int, int]]]:
@@ -138,10 +174,3 @@ def pending_chunks(benchmark: Benchmark, done: Iterable[tuple[str, int]], size: 
             if any((benchmark.examples[index].id, sample) not in done for index, sample in chunk):
                 chunks.append(chunk)
     return chunks
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file that is either whole or not there."""
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)

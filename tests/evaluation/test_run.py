@@ -130,13 +130,15 @@ def test_killed_run_goes_on_with_what_is_missing(benchmark, tmp_path):
     before = Store(tmp_path / "out", "sums").read()
     assert 5 <= len(before) < 2 * PROBLEMS
     with open(file, "ab") as cut_off:
-        cut_off.write(b'{"id": "q11", "sample": 1, "te')  # as a crash in the middle of a write leaves it
+        # As crashes leave a file: a cut through a character, blocks that were never written.
+        cut_off.write('{"id": "q11", "sample": 1, "text": "\u6570'.encode()[:-1] + b"\n" + bytes(100) + b'\n{"id": "q1')
     asked = len(server.requests)
     done = run(*arguments)
     assert done.returncode == 0, done.stderr
     again = [(request["messages"][0]["content"], request["seed"]) for request in server.requests[asked:]]
     assert len(again) == len(set(again)) == 2 * PROBLEMS - len(before)
     after = Store(tmp_path / "out", "sums").read()
+    assert all(json.loads(line)["text"] for line in file.read_bytes().splitlines())
     assert len(after) == 2 * PROBLEMS and all(after[key] == generation for key, generation in before.items())
     # Other settings must not be mixed in.
     done = run(*arguments, "--temperature", "0.2")
@@ -174,6 +176,42 @@ def test_generations_are_kept_when_a_request_fails(benchmark, tmp_path):
             ["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--training_run", "OUT"],
             "trainer_state.json",
         ),
+        (
+            ["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--temperature", "nan"],
+            "`temperature` is nan",
+        ),
+        (["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--top_p", "nan"], "`top_p` is nan"),
+        (["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--max_tokens", "0"], "`max_tokens` is 0"),
+        (["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--samples", "0"], "`samples` is 0"),
+        (["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--base_seed", "-1"], "`base_seed` is -1"),
+        (["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--batch_size", "-3"], "`--batch_size` is -3"),
+        (["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--batch_size", "0"], "`--batch_size` is 0"),
+        (
+            ["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--pass_k", "2", "5"],
+            "`--pass_k` is 5, and tiny-math has 4 samples",
+        ),
+        (["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--pass_k", "0"], "`--pass_k` is 0"),
+        (
+            ["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--sampler", "hf", "--dtype", "float99"],
+            "`dtype` is 'float99': choose float32, bfloat16, float16",
+        ),
+        (
+            ["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--dtype", "float32"],
+            "`--dtype` is for `--sampler hf`, and the sampler is vllm",
+        ),
+        (["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--vllm_options", "[1"], "`--vllm_options`"),
+        (["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--vllm_options", "[1]"], "`--vllm_options`"),
+        (["--model", "m", "--benchmark", "tiny-math", "--output", "FILE"], "is a file: name a folder"),
+        (["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--clean", "CUT"], "is not whole JSON"),
+        (
+            ["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--clean", "LIST"],
+            "holds a JSON list, not an",
+        ),
+        (
+            ["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--clean", "FLAT"],
+            "no list of ids for 'tiny-math'",
+        ),
+        (["--compare", "CUTRUN"], "is not whole JSON"),
         (["--compare", "nowhere"], "has no results.json"),
         (["--regrade", "nowhere"], "holds no generations"),
     ],
@@ -182,10 +220,17 @@ def test_mistakes_get_one_sentence(arguments, words, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(SCRIPT.parent)
     import evaluate
 
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", *(str(tmp_path) if a == "OUT" else a for a in arguments)])
+    files = {"CUT": '{"tiny-math": ["1", ', "LIST": '["1"]', "FLAT": '{"tiny-math": "1"}', "FILE": ""}
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    (tmp_path / "CUTRUN").mkdir()
+    (tmp_path / "CUTRUN" / "results.json").write_text('{"benchmarks": {')
+    paths = {"OUT": tmp_path / "run", **{name: tmp_path / name for name in (*files, "CUTRUN")}}
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", *(str(paths.get(argument, argument)) for argument in arguments)])
     with pytest.raises(SystemExit) as stopped:
         evaluate.main()
     assert words in str(stopped.value) and "\n" not in str(stopped.value)
+    assert not (tmp_path / "run").exists()  # nothing was started
 
 
 def test_server_that_is_not_there_or_serves_another_model(benchmark, tmp_path):
@@ -195,6 +240,14 @@ def test_server_that_is_not_there_or_serves_another_model(benchmark, tmp_path):
     server.close()
     done = run(*server_arguments(server, benchmark, tmp_path / "out"))
     assert done.returncode == 1 and "does not answer" in done.stderr
+    # A run that drew nothing binds the folder to nothing.
+    server = ChatServer(answer)
+    done = run(*server_arguments(server, benchmark, tmp_path / "out"), "--temperature", "0.2")
+    assert done.returncode == 0, done.stderr
+    # Nor may another benchmark's generations in one folder come from other settings.
+    done = run(*server_arguments(server, benchmark, tmp_path / "out"), "--benchmark", f"more={benchmark}")
+    server.close()
+    assert done.returncode == 1 and "'sums' made with temperature 0.2, not 0.7" in done.stderr
 
 
 @pytest.mark.slow
@@ -237,6 +290,7 @@ def test_odd_characters_survive_the_store(tmp_path):
     store.append([generation])
     store.append([Generation("r", 0, 1, "lone \ud800 surrogate", 3, False, "1")])
     assert store.read()["q", 0] == generation and len(store.read()) == 2
+    assert store.read()["r", 0].text == "lone \ud800 surrogate"
 
 
 def test_training_diagnostics_come_from_the_last_step(tmp_path):
