@@ -182,11 +182,10 @@ def merge_records(
     return [merged[identifier] for identifier in texts if identifier in merged] + others, kept
 
 
-def _progress(record: Mapping[str, Any]) -> tuple[bool, int]:
-    """Whether every answer came; among records that lack one, how far they got."""
+def _progress(record: Mapping[str, Any]) -> int:
+    """0 where every answer came; below, records that lack one by how far they got."""
     rounds = record.get("rounds") or [{"failed": None}]
-    failed = rounds[-1]["failed"] is not None
-    return (not failed, -STATUSES.index(record["status"]) if failed else 0)
+    return 0 if rounds[-1]["failed"] is None else -STATUSES.index(record["status"])
 
 
 def find_replaced(stored: Iterable[Mapping[str, Any]], problem_set: ProblemSet) -> list[str]:

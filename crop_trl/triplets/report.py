@@ -266,7 +266,7 @@ def _agreement(records: Sequence[Mapping[str, Any]], reviews: Mapping[str, Any])
 
 def _types_table(types: Mapping[str, Any], accepted: int) -> str:
     listed = types["most_frequent"]
-    rows = [(_plain(label, LONGEST_LABEL), count) for label, count in listed]
+    rows = [(_plain(label, LONGEST_LABEL) or "(empty)", count) for label, count in listed]
     others = accepted - sum(count for _, count in listed)
     if others:
         rows.append(("All other labels", others))

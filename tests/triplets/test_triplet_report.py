@@ -77,6 +77,9 @@ def test_what_a_model_wrote_cannot_spoil_the_table(output):
     assert json.loads(directory.report_json.read_text())["condition_types"]["most_frequent"] == [[label.lower(), 14]]
     assert max(map(len, markdown.splitlines())) < 400
 
+    directory.save_records([record | {"condition_type": " \t"} for record in records])
+    assert re.search(r"^\| \(empty\) +\| +14 \|", write_report(output), re.MULTILINE)
+
 
 def test_the_endpoints_words_are_shown_as_they_are(output):
     directory = OutputDirectory(output)
