@@ -40,6 +40,18 @@ def compare(functions: dict[str, Callable[[], object]], device: str, repeats: in
     return {name: statistics.median(values) for name, values in times.items()}
 
 
+def kernel_table(function: Callable[[], object], device: str, rows: int = 25) -> str:
+    """Where the time of one call goes: the kernels that take most of it, or the operators on a CPU."""
+    cuda = torch.device(device).type == "cuda"
+    kind = torch.profiler.ProfilerActivity.CUDA if cuda else torch.profiler.ProfilerActivity.CPU
+    # Kernels alone: with the host's side as well, a step of 100,000 launches takes minutes to add up.
+    with torch.profiler.profile(activities=[kind]) as profiler:
+        function()
+        synchronize(device)
+    key = "self_cuda_time_total" if cuda else "self_cpu_time_total"
+    return profiler.key_averages().table(sort_by=key, row_limit=rows, max_name_column_width=90)
+
+
 def card_name(device: str) -> str:
     """The card, as a file name."""
     name = torch.cuda.get_device_name() if torch.device(device).type == "cuda" else "CPU"

@@ -14,6 +14,7 @@ import torch
 from baseline import compare, record, seconds
 from shapes import draw_lengths, draw_prompts, draw_responses, make_model, make_tokenizer
 
+from crop_trl.compilation import compile_layers
 from crop_trl.methods import METHODS, SelectionSettings, select
 from crop_trl.scoring.layout import group_by_length, pack
 from crop_trl.scoring.local import LocalScorer
@@ -66,6 +67,7 @@ def main() -> None:
     parser.add_argument("--top-k", type=int, default=16)
     parser.add_argument("--budgets", type=int, nargs="+", default=[8_192, 16_384, 32_768])
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--compile", action="store_true", help="then the same with `compile_layers`, on both sides")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--output", type=Path, help="folder of the baseline files")
     args = parser.parse_args()
@@ -82,24 +84,36 @@ def main() -> None:
     tokens = sum(map(len, prompts)) + sum(map(len, three))
     details = {"shape": args.shape, "responses": args.responses, "tokens": tokens, "longest": max(lengths)}
 
-    ours = {f"ours/{b}": lambda scorer=scorer: scorer.score(prompts, three) for b, scorer in one.items()}
-    bare = {f"bare/{b}": lambda b=b: decoder_passes(model, prompts, three, b, device) for b in args.budgets}
-    times = compare({**ours, **bare}, device, args.repeats)
-    print({name: round(value, 4) for name, value in times.items()}, flush=True)
-    best = min(args.budgets, key=lambda b: times[f"bare/{b}"])
-    default = times[f"ours/{16_384 if 16_384 in one else args.budgets[0]}"]
-    scorer = one[16_384 if 16_384 in one else args.budgets[0]]
-    scorer.stats.reset()
-    signals = [scorer.score(kind, responses) for kind in kinds]
-    padding = round(scorer.stats.padding_share, 4)
-    record("rescoring", default, times[f"bare/{best}"], device, args.output, **details, padding=padding, budget=best)
+    default = 16_384 if 16_384 in one else args.budgets[0]
+    scorer = one[default]
 
+    def measure() -> dict[str, float]:
+        ours = {f"ours/{b}": lambda scorer=scorer: scorer.score(prompts, three) for b, scorer in one.items()}
+        bare = {f"bare/{b}": lambda b=b: decoder_passes(model, prompts, three, b, device) for b in args.budgets}
+        times = compare({**ours, **bare}, device, args.repeats)
+        print({name: round(value, 4) for name, value in times.items()}, flush=True)
+        return times
+
+    def rescoring(key: str, times: dict[str, float]) -> float:
+        best = min(args.budgets, key=lambda b: times[f"bare/{b}"])
+        extra = {"padding": padding, "budgets": [default, best]}
+        record(key, times[f"ours/{default}"], times[f"bare/{best}"], device, args.output, **details, **extra)
+        return times[f"ours/{default}"]
+
+    scorer.score(prompts, three)
+    padding = round(scorer.stats.padding_share, 4)
     padded = min(
         seconds(lambda n=n: [padded_passes(model, kind, responses, n, device) for kind in kinds], device)
         for n in (4, 8)
     )
-    record("rescoring_over_padded", default, padded, device, args.output, **details)
+    plain = rescoring("rescoring", measure())
+    record("rescoring_over_padded", plain, padded, device, args.output, **details)
+    if args.compile:
+        compile_layers(model)
+        fast = rescoring("rescoring_compiled", measure())
+        record("rescoring_compiled_over_padded", fast, padded, device, args.output, **details)
 
+    signals = [scorer.score(kind, responses) for kind in kinds]
     named = dict(zip(METHODS["crop"].needs, signals, strict=True))
     mask = signals[0].mask
     both = {

@@ -12,13 +12,14 @@ import tempfile
 from pathlib import Path
 
 import torch
-from baseline import record
+from baseline import kernel_table, record
 from datasets import Dataset
 from shapes import draw_lengths, draw_responses, draw_rows, make_config, make_model, make_tokenizer
 from trainers import GivenResponses, StepClock, UniformTeacher, forget
 from trl import GRPOConfig, GRPOTrainer
 
 from crop_trl import CROPConfig, CROPTrainer
+from crop_trl.compilation import compile_layers
 
 
 class GivenCROP(GivenResponses, CROPTrainer):
@@ -68,11 +69,8 @@ def run(kind, model, args, rows: int, methods=(), checkpointing: bool = True, pr
     trainer.train()
     clock.peak_gib = torch.cuda.max_memory_allocated() / 2**30 if cuda else 0.0
     if profile:
-        with torch.profiler.profile(activities=list(torch.profiler.supported_activities())) as profiler:
-            trainer.args.max_steps, trainer.state.global_step = 1, 0
-            trainer.train()
-        key = "self_cuda_time_total" if cuda else "self_cpu_time_total"
-        print(profiler.key_averages().table(sort_by=key, row_limit=25, max_name_column_width=70), flush=True)
+        trainer.args.max_steps = 1
+        print(kernel_table(trainer.train, args.device), flush=True)
     forget(trainer)
     return clock
 
@@ -88,6 +86,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--profile", action="store_true", help="also print the kernels of a masked step")
     parser.add_argument("--without-checkpointing", type=int, nargs="*", default=[], help="rows to try as well")
+    parser.add_argument("--compile", action="store_true", help="then the same with `compile_layers`")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--output", type=Path, help="folder of the baseline files")
     args = parser.parse_args()
@@ -95,32 +94,47 @@ def main() -> None:
 
     model = make_model(args.shape, args.device)
     details = {"shape": args.shape, "responses": args.responses, "longest": args.longest}
-    ours, theirs = {}, {}
-    for rows in args.rows:
-        clock = run(GivenCROP, model, args, rows, ("crop", "opd"), profile=args.profile and rows == args.rows[-1])
-        ours[rows] = clock.median("update", "crop"), clock.median("update", "opd"), clock.peak_gib
-        print(f"rows {rows}: masked {ours[rows][0]:.3f} s, dense {ours[rows][1]:.3f} s, {clock.peak_gib:.1f} GiB")
-        print(f"  {clock.rows[-2]}", flush=True)
-    for rows in args.without_checkpointing:
-        clock = run(GivenCROP, model, args, rows, ("crop", "opd"), checkpointing=False)
-        print(
-            f"rows {rows}, no checkpointing: masked {clock.median('update', 'crop'):.3f} s, dense "
-            f"{clock.median('update', 'opd'):.3f} s, {clock.peak_gib:.1f} GiB",
-            flush=True,
-        )
-    for rows in args.rows:
-        clock = run(GivenGRPO, model, args, rows)
-        theirs[rows] = clock.median("update"), clock.peak_gib
-        print(f"rows {rows}: TRL {theirs[rows][0]:.3f} s, {theirs[rows][1]:.1f} GiB", flush=True)
-    best, their_best = min(ours, key=lambda r: ours[r][0]), min(theirs, key=lambda r: theirs[r][0])
-    record("sparse_update", *ours[best][:2], args.device, args.output, **details, rows=best)
-    peaks = {"peak_gib": [round(ours[best][2], 2), round(theirs[their_best][1], 2)]}
-    record(
-        *("update_over_trl", ours[best][0], theirs[their_best][0], args.device, args.output),
-        **details,
-        rows=[best, their_best],
-        **peaks,
-    )
+
+    def ours(checkpointing: bool, profile: bool = False) -> tuple[int, StepClock]:
+        clocks = {}
+        for rows in args.rows if checkpointing else args.without_checkpointing:
+            clocks[rows] = run(GivenCROP, model, args, rows, ("crop", "opd"), checkpointing, profile)
+            print(
+                f"rows {rows}, checkpointing {checkpointing}: masked {clocks[rows].median('update', 'crop'):.3f} s, "
+                f"dense {clocks[rows].median('update', 'opd'):.3f} s, {clocks[rows].peak_gib:.1f} GiB",
+                flush=True,
+            )
+        best = min(clocks, key=lambda rows: clocks[rows].median("update", "crop"))
+        return best, clocks[best]
+
+    def theirs() -> tuple[int, StepClock]:
+        clocks = {}
+        for rows in args.rows:
+            clocks[rows] = run(GivenGRPO, model, args, rows)
+            print(
+                f"rows {rows}: TRL {clocks[rows].median('update'):.3f} s, {clocks[rows].peak_gib:.1f} GiB", flush=True
+            )
+        best = min(clocks, key=lambda rows: clocks[rows].median("update"))
+        return best, clocks[best]
+
+    peer_rows, peer = theirs()
+
+    def against_peer(key: str, rows: int, clock: StepClock) -> None:
+        extra = {"rows": [rows, peer_rows], "peak_gib": [round(clock.peak_gib, 2), round(peer.peak_gib, 2)]}
+        both = (clock.median("update", "crop"), peer.median("update"))
+        record(key, *both, args.device, args.output, **details, **extra)
+
+    rows, clock = ours(True, args.profile)
+    both = (clock.median("update", "crop"), clock.median("update", "opd"))
+    record("sparse_update", *both, args.device, args.output, **details, rows=rows)
+    against_peer("update_over_trl", rows, clock)
+    if args.without_checkpointing:
+        against_peer("update_without_checkpointing_over_trl", *ours(False))
+    if args.compile:
+        compile_layers(model)
+        against_peer("update_compiled_over_trl", *ours(True))
+        if args.without_checkpointing:
+            against_peer("update_compiled_without_checkpointing_over_trl", *ours(False))
 
 
 if __name__ == "__main__":
