@@ -1,6 +1,7 @@
 """Several real processes, however they share the work, against one.
 
-The launch files are those that users start from. DeepSpeed and FSDP2 run on CPUs over gloo here.
+The launch files are those that users start from. DeepSpeed and FSDP2 run on CPUs over gloo here, and on GPUs over NCCL
+where there are enough of them: `pytest tests/test_distributed.py -m "slow or not slow" -n 0`.
 """
 
 import json
@@ -24,6 +25,9 @@ from crop_trl.methods import METHODS
 ROOT = Path(__file__).parents[1]
 SCRIPT = Path(__file__).parent / "scripts" / "fixed_rollouts.py"
 STEPS_SCRIPT = Path(__file__).parent / "scripts" / "resumable.py"
+GPUS = torch.cuda.device_count()
+# Which kernel of a GPU runs, and so how it rounds, depends on the shape of a batch.
+TOLERANCE = 1e-4 if GPUS > 1 else 1e-5
 EVERY_METHOD = [f"{method}/resident/tied" for method in sorted(METHODS)]
 RESIDENT = ["crop/resident/tied", "tip/resident/untied", "crop-student/resident/tied"]
 SHARDED = ["crop/sharded/tied", "tip/sharded/untied"]
@@ -34,9 +38,10 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("processes")]
 def launch_command(config: str | None, processes: int, script: Path, arguments: list[str]) -> tuple[list[str], dict]:
     """Command and environment that run a script under one of the launch files, in fp32 and on CPUs if need be."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    on_gpus = torch.cuda.is_available()
-    if config in (None, "ddp") and not on_gpus:
-        environment["ACCELERATE_USE_CPU"] = "true"
+    if processes > GPUS:
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+        if config in (None, "ddp"):
+            environment["ACCELERATE_USE_CPU"] = "true"
     command = [sys.executable]
     if config is not None:
         command += ["-m", "accelerate.commands.launch"]
@@ -107,7 +112,7 @@ def test_two_processes_equal_one(tmp_path, one, config, cases):
     two = run_cases(tmp_path, config, 2, cases)
     for case in cases:
         for name, difference in differences(two, case, one).items():
-            assert difference < 1e-5, f"{case} {name}: {difference:.1e}"
+            assert difference < TOLERANCE, f"{case} {name}: {difference:.1e}"
         student, teacher = two[f"{case}/local_shares"].tolist()
         assert student < 0.6 if config in ("zero3", "fsdp2") else student == 1.0
         assert teacher < 0.6 if "/sharded/" in case else teacher == 1.0
@@ -126,7 +131,7 @@ def test_nothing_depends_on_the_number_of_processes(tmp_path, one, config):
         found = [differences(result, case, one) for case in cases]
         worst = {name: max(each[name] for each in found) for name in found[0]}
         print(f"{config}, {processes} processes:", ", ".join(f"{name} {value:.1e}" for name, value in worst.items()))
-        assert max(worst.values()) < 1e-5
+        assert max(worst.values()) < TOLERANCE
 
 
 def run_steps(folder: Path, config: str, *flags: str) -> dict:

@@ -66,6 +66,7 @@ def run(case: str, args) -> dict[str, torch.Tensor]:
         learning_rate=1.0,
         weight_decay=0.0,
         max_grad_norm=0.0,
+        bf16=args.bf16,
         **accelerator_settings(),
     )
     counts = []
@@ -98,6 +99,7 @@ def main() -> None:
     parser.add_argument("--per-device", type=int, required=True)
     parser.add_argument("--accumulation", type=int, required=True)
     parser.add_argument("--cases", nargs="+", required=True)
+    parser.add_argument("--bf16", action="store_true")
     args = parser.parse_args()
     results = {}
     for case in args.cases:

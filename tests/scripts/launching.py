@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 
 import torch
+import transformers
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 
@@ -25,6 +26,8 @@ def accelerator_settings() -> dict:
     """Settings with which several processes train on what the machine has: GPUs, or CPUs over gloo."""
     if torch.cuda.is_available():
         return {"use_cpu": False}
+    # CPUs compute in bf16 too.
+    transformers.training_args.is_torch_bf16_gpu_available = lambda: True
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
         # With `use_cpu` plain data parallelism would run instead.
         return {"use_cpu": False, "ddp_backend": "gloo"}
