@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from .methods import METHODS, Selection, SelectionSettings, select
 from .scoring import TopKLogprobs
+from .signals import prompt_texts
 
 
 @dataclass
@@ -34,6 +35,8 @@ class RolloutBank:
             Global step at which they were sampled; methods that draw depend on it.
         settings (`dict`):
             Whatever describes the run, JSON-serialisable: student, teacher, dataset, seed.
+        texts (`dict[str, list[str]]`):
+            Prompts of each kind as the dataset has them, for reading; `"original"`, `"paraphrase"`, `"counterfactual"`.
     """
 
     completion_ids: torch.Tensor
@@ -42,6 +45,7 @@ class RolloutBank:
     prompts: list[str]
     step: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
+    texts: dict[str, list[str]] = field(default_factory=dict)
 
     def select(self, method: str, settings: SelectionSettings | None = None) -> Selection:
         """What a method would train of these responses; the same call that the trainer makes."""
@@ -67,7 +71,7 @@ class RolloutBank:
                     if value is not None:
                         suffix = f"#{m}" if isinstance(signal, list) else ""
                         tensors[f"{name}{suffix}:{f.name}"] = value.detach().cpu().contiguous()
-        metadata = {"prompts": json.dumps(self.prompts), "step": str(self.step), "settings": json.dumps(self.settings)}
+        metadata = {name: json.dumps(getattr(self, name)) for name in ("prompts", "step", "settings", "texts")}
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(path.name + ".partial")
@@ -106,6 +110,7 @@ class RolloutBank:
             prompts=json.loads(metadata["prompts"]),
             step=int(metadata["step"]),
             settings=json.loads(metadata["settings"]),
+            texts=json.loads(metadata.get("texts", "{}")),
         )
 
 
@@ -151,6 +156,7 @@ def collect_bank(trainer, rows: Sequence[Mapping[str, Any]]) -> RolloutBank:
         signals={name: to_cpu(signal) for name, signal in signals.items()},
         prompts=trainer._tokenizer.batch_decode(prompt_ids, skip_special_tokens=True),
         step=trainer.state.global_step,
+        texts=prompt_texts(inputs),
     )
 
 

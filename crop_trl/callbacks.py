@@ -1,6 +1,6 @@
 """Callbacks of [`~crop_trl.CROPTrainer`]."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,6 +10,7 @@ from transformers import TrainerCallback
 
 from .divergence import topk_entropy
 from .methods import Selection
+from .signals import prompt_texts
 
 
 class StepCounter(TrainerCallback):
@@ -49,31 +50,33 @@ class RolloutRecord:
             Global step.
         first_row (`int`):
             Place of the first response in the rollout batch of all processes.
-        prompt_ids, completion_ids (B lists of token ids):
-            What was sampled from, and what was sampled.
+        completion_ids (B lists of token ids):
+            What was sampled.
         loss_mask (`torch.BoolTensor` of shape `[B, T]`):
             Response tokens that may be trained.
         selection ([`~crop_trl.methods.Selection`]):
             What enters the loss, `[B, T]`.
         signals (`dict[str, TopKLogprobs]`):
             What it was made from.
+        rows (B dataset rows):
+            What the prompts came from.
         tokenizer (`PreTrainedTokenizerBase`):
-            Decodes both.
+            Decodes it.
     """
 
     step: int
     first_row: int
-    prompt_ids: list[list[int]]
     completion_ids: list[list[int]]
     loss_mask: torch.Tensor
     selection: Selection
     signals: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]]
     tokenizer: Any
 
     @cached_property
-    def prompts(self) -> list[str]:
-        """Text of the prompts."""
-        return self.tokenizer.batch_decode(self.prompt_ids, skip_special_tokens=True)
+    def texts(self) -> dict[str, list[str]]:
+        """Prompts of each kind as the dataset has them, B of each, for reading; see `signals.prompt_texts`."""
+        return prompt_texts(self.rows)
 
     @cached_property
     def student_entropy(self) -> torch.Tensor | None:

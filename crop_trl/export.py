@@ -52,6 +52,7 @@ class SelectionExport(RolloutCallback):
         if rollout.step % self.every == 0:
             path = self.folder / f"step_{rollout.step:06d}.process_{args.process_index:03d}.parquet"
             settings = {"method": args.method, **asdict(args.selection_settings), "score_top_k": args.score_top_k}
+            settings["tokenizer"] = rollout.tokenizer.name_or_path
             write_rollout(rollout, path, settings)
 
 
@@ -59,7 +60,8 @@ def write_rollout(rollout: RolloutRecord, path: str | Path, settings: dict) -> N
     """
     Write one batch of rollouts, whole or not at all.
 
-    Columns: `step`, `row` (place in the global rollout batch), `prompt` (text), and lists with one element per response
+    Columns: `step`, `row` (place in the global rollout batch), the text of the dataset's prompts (`original`, and
+    `paraphrase` and `counterfactual` where it has them), and lists with one element per response
     token: `token_ids` (int32), `loss_mask`, `kept` (bool), `score` and every measure of the method (half precision;
     beyond +-65504 they are cut off). A `student_entropy` in [0, 1] is there whenever the student was scored.
 
@@ -87,7 +89,7 @@ def write_rollout(rollout: RolloutRecord, path: str | Path, settings: dict) -> N
     columns = {
         "step": pa.array(np.full(len(lengths), rollout.step, dtype=np.int32)),
         "row": pa.array(rollout.first_row + np.arange(len(lengths), dtype=np.int32)),
-        "prompt": pa.array(rollout.prompts, pa.string()),
+        **{kind: pa.array(texts, pa.string()) for kind, texts in rollout.texts.items()},
         "token_ids": column(ids, pa.int32()),
         "loss_mask": column(rollout.loss_mask.bool().cpu().numpy()[real], pa.bool_()),
         "kept": column(rollout.selection.mask.bool().cpu().numpy()[real], pa.bool_()),
@@ -109,7 +111,7 @@ def write_rollout(rollout: RolloutRecord, path: str | Path, settings: dict) -> N
         compression_level=9,
         # Neighbouring numbers share their exponents: the bytes of one significance compress far better together.
         use_byte_stream_split=[f"{name}.list.element" for name in numbers],
-        use_dictionary=["prompt", "token_ids.list.element"],
+        use_dictionary=[*rollout.texts, "token_ids.list.element"],
         store_schema=True,
     )
     os.replace(partial, path)

@@ -53,6 +53,24 @@ def prompt_variants(row: Mapping[str, Any], kind: str) -> list:
     return [] if one is None else [one]
 
 
+def prompt_text(prompt) -> str | None:
+    """A prompt for reading: plain text as it is, of messages their contents in lines, `None` for `None`."""
+    if prompt is None or isinstance(prompt, str):
+        return prompt
+    messages = [prompt] if isinstance(prompt, Mapping) else prompt
+    return "\n".join(str(message["content"]) for message in messages)
+
+
+def prompt_texts(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """The first prompt of each kind for reading, row by row; kinds that some row lacks are left out."""
+    texts = {}
+    for kind in PROMPT_COLUMNS:
+        variants = [prompt_variants(row, kind) for row in rows]
+        if rows and all(variants):
+            texts[kind] = [prompt_text(several[0]) for several in variants]
+    return texts
+
+
 def tokenize_variants(
     rows: Sequence[Mapping[str, Any]], kind: str, tokenize: Callable[[list], list[list[int]]]
 ) -> list[list[list[int]]]:

@@ -216,7 +216,7 @@ class CROPTrainer(WholeCheckpoints, GRPOTrainer):
         )
         self._log_selection(mode, signals, selection, loss_mask, student_logprobs)
         if training:
-            record = (self.state.global_step, first_row, prompt_ids, completion_ids, loss_mask, selection, signals)
+            record = (self.state.global_step, first_row, completion_ids, loss_mask, selection, signals, inputs)
             notify_rollout(self, RolloutRecord(*record, self._tokenizer))
         self._metrics[mode]["seconds/scoring"].append(time.perf_counter() - started)
         return {**output, "rollout": rollout}

@@ -34,7 +34,8 @@ def test_read_back_it_is_what_was_selected(tmp_path, method):
     assert json.loads(table.schema.metadata[METADATA_KEY])["method"] == method
     assert table.column("step").to_pylist() == [0] * 8 + [1] * 8
     assert table.column("row").to_pylist() == list(range(8)) * 2
-    assert table.column("prompt")[0].as_py() == recorder.rollouts[0].prompts[0]
+    assert table.column("original")[0].as_py() == recorder.rollouts[0].rows[0]["prompt"][0]["content"]
+    assert table.column("counterfactual")[0].as_py().startswith("what is the sum of")
     tokens = [ids for r in recorder.rollouts for ids in r.completion_ids]
     assert table.column("token_ids").to_pylist() == tokens
     for name, pick in (("kept", lambda r: r.selection.mask), ("loss_mask", lambda r: r.loss_mask)):
@@ -106,11 +107,8 @@ def test_a_long_rollout_costs_a_few_bytes_a_token(tmp_path):
         {"semantic_divergence": semantic, "surface_divergence": surface},
     )
 
-    class Decoder:
-        def batch_decode(self, ids, **kwargs):
-            return ["A problem of some length, as they are."] * len(ids)
-
-    record = RolloutRecord(0, 0, [[1]] * 16, ids, mask, selection, {}, Decoder())
+    rows = [{"prompt": "A problem of some length, as they are.", "counterfactual_prompt": "Another one."}] * 16
+    record = RolloutRecord(0, 0, ids, mask, selection, {}, rows, None)
     path = tmp_path / FOLDER / "step_000000.process_000.parquet"
     write_rollout(record, path, {"method": "crop"})
     per_token = path.stat().st_size / lengths.sum()

@@ -1,15 +1,17 @@
 """What the charts share: a figure without pyplot, colours that keep apart, a file that is whole or not there."""
 
 import io
+import json
+import math
 from pathlib import Path
 
-import numpy as np
-
+from .heatmap.canvas import DPI, INK, QUIET
 from .heatmap.data import write_atomically
 
-DPI = 200
-INK, QUIET, RULE = "#1a1a1a", "#5c5c5c", "#d0d0d0"
-# Dark and light alternate in grey; told apart with every common kind of colour blindness (Okabe and Ito).
+__all__ = ["COLOURS", "INK", "MARKERS", "QUIET", "RULE", "new_figure", "save", "save_json", "tidy"]
+
+RULE = "#d0d0d0"
+# Okabe and Ito's, which keep apart for every common kind of colour blindness.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
 MARKERS = "osD^vP*X"
 
@@ -46,14 +48,14 @@ def save(figure, path: str | Path) -> None:
     write_atomically(path, buffer.getvalue())
 
 
-def plain(value):
-    """A dataclass field, array or number in types that JSON knows; NaN becomes `None`."""
+def save_json(data: dict, path: str | Path) -> None:
+    """Write data as JSON, whole or not at all; what is not finite becomes `null`."""
+    write_atomically(path, (json.dumps(_plain(data), indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def _plain(value):
     if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, np.ndarray):
-        return plain(value.tolist())
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not np.isfinite(value) else value
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -107,8 +107,8 @@ def entropy_ranks(
     rows: dict[str, tuple] = {}
     edge_entropy, tied = float("nan"), 0.0
     for table in tables:
-        real = table.trainable & np.isfinite(table.entropy())
-        entropy, responses = table.entropy()[real], table.responses[real]
+        real = table.trainable & np.isfinite(table.require_entropy())
+        entropy, responses = table.entropy[real], table.responses[real]
         n = len(entropy)
         if n == 0:
             raise ValueError("There is no token to rank: the responses are empty.")

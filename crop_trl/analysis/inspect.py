@@ -1,14 +1,16 @@
-"""Look at what a trainer chooses in one response."""
+"""Look at what is chosen in one response: by a trainer now, or in a bank or an export."""
 
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..methods import get_method, select
 from ..scoring import TopKLogprobs
 from ..signals import collect_signals, prompt_kinds, prompt_variants, tokenize_variants
-from .heatmap import ResponseHeatmap, response_heatmap
+from .heatmap import MARGIN, SEMANTIC, SURFACE, ResponseHeatmap, response_heatmap, token_pieces
+from .tokens import TokenTable
 
 _TRIPLET = ("teacher/original", "teacher/paraphrase", "teacher/counterfactual")
 
@@ -59,4 +61,76 @@ def inspect_response(trainer, row: Mapping[str, Any]) -> ResponseHeatmap:
         counterfactual_prompt=prompt_variants(row, "counterfactual")[0],
         note=f"Framed: the {share:.0%} of this response that method {method!r} trains, after step "
         f"{trainer.state.global_step}." + ("" if method == trained else f" The run used {trained!r}."),
+    )
+
+
+def strongest_responses(table: TokenTable, method: str, count: int = 1) -> list[int]:
+    """The responses in which a method's score peaks highest, the highest first; without scores, the first ones."""
+    if method not in table.scores:
+        return list(range(min(count, len(table.lengths))))
+    score = np.where(table.trainable, table.scores[method], -np.inf)
+    full = np.flatnonzero(table.lengths)
+    peaks = np.maximum.reduceat(score, table.starts[full]) if full.size else np.zeros(0)
+    return full[np.argsort(-peaks, kind="stable")[:count]].tolist()
+
+
+def table_heatmap(
+    table: TokenTable, tokenizer, response: int | None = None, method: str | None = None, note: str = ""
+) -> ResponseHeatmap:
+    """
+    The heat map of one response of a bank or an export.
+
+    Shown are the CROP rows where the method measures both divergences; for other methods, what they measure and the
+    score that ranks tokens.
+
+    Args:
+        table ([`TokenTable`]): Read with [`~crop_trl.analysis.tokens.read_source`].
+        tokenizer (`PreTrainedTokenizerBase`): The one that cut the responses.
+        response (`int`, *optional*): Which one; by default that in which the score peaks highest.
+        method (`str`, *optional*): Whose choice; by default the first of the table.
+        note (`str`, *optional*): A line below the picture.
+
+    Returns:
+        [`~crop_trl.analysis.heatmap.ResponseHeatmap`]
+
+    Raises:
+        `ValueError`: the method or the response is not in the table, or the method measures nothing.
+    """
+    method = next(iter(table.kept)) if method is None else method
+    if method not in table.kept:
+        raise ValueError(f"`method` {method!r} is not in the table, which holds {', '.join(table.kept)}.")
+    if response is None:
+        response = next(iter(strongest_responses(table, method)), 0)
+    if not 0 <= response < len(table.lengths):
+        raise ValueError(f"`response` {response} does not exist; the table holds {len(table.lengths)}, from 0 on.")
+    start = int(table.starts[response])
+    here = slice(start, start + int(table.lengths[response]))
+    measured = {name: values[here] for name, values in table.measures.get(method, {}).items()}
+    rows, scorer = {}, "student" if method.endswith("-student") else "teacher"
+    semantic, surface = measured.pop("semantic_divergence", None), measured.pop("surface_divergence", None)
+    if semantic is not None and surface is not None:
+        rows = {SEMANTIC: semantic, SURFACE: surface, MARGIN: semantic.astype(float) - surface}
+    rows.update({name.replace("_", " ").capitalize(): values for name, values in measured.items()})
+    if method in table.scores:
+        score = table.scores[method][here]
+        # Half precision in an export: its steps are 1/2048 of a number.
+        if MARGIN not in rows or not np.allclose(score, rows[MARGIN], rtol=2e-3, atol=5e-4):
+            rows[f"Score: what {method} ranks tokens by"] = score
+    if not rows:
+        raise ValueError(f"Method {method!r} trains every token and measures nothing; there is no heat map of it.")
+
+    def text(kind):
+        return table.texts[kind][response] if kind in table.texts else None
+
+    share = table.kept[method][here].mean()
+    step = "" if table.steps is None else f", at step {table.steps[response]}"
+    return ResponseHeatmap(
+        token_pieces(tokenizer, table.token_ids[here].tolist()),
+        rows,
+        table.kept[method][here],
+        prompt=text("original"),
+        paraphrase=text("paraphrase"),
+        counterfactual=text("counterfactual"),
+        note=f"Framed: the {share:.0%} of this response that method {method!r} trains{step}. {note}".strip(),
+        scorer=scorer,
     )

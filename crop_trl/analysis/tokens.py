@@ -11,10 +11,10 @@ from ..bank import RolloutBank
 from ..divergence import topk_entropy
 from ..export import METADATA_KEY, read_export
 from ..methods import SelectionSettings, get_method
+from ..signals import PROMPT_COLUMNS
 
-# Whatever is measured of a token under these names is its student entropy.
 STUDENT_ENTROPY = "student_entropy"
-_NO_MEASURE = ("step", "row", "prompt", "token_ids", "loss_mask", "kept", "score")
+_NO_MEASURE = ("step", "row", "token_ids", "loss_mask", "kept", "score", *PROMPT_COLUMNS)
 
 
 @dataclass
@@ -28,8 +28,9 @@ class TokenTable:
         trainable (`numpy.ndarray` of shape `[N]`): Tokens that a method may keep; those of tools are not.
         kept (`dict[str, numpy.ndarray]`): Method -> `[N]`, what it keeps.
         scores (`dict[str, numpy.ndarray]`): Method -> `[N]`, what ranked them, for methods that rank.
-        measures (`dict[str, numpy.ndarray]`): Name -> `[N]`, such as `student_entropy` and `semantic_divergence`.
-        prompts (`list[str]`): Text of the R prompts, for reading.
+        measures (`dict[str, dict[str, numpy.ndarray]]`): Method -> name -> `[N]`, such as `semantic_divergence`.
+        entropy (`numpy.ndarray` of shape `[N]`, *optional*): Entropy of the student over its K entries, in [0, 1].
+        texts (`dict[str, list[str]]`): Kind of prompt -> its R texts, for reading.
         steps (`numpy.ndarray` of shape `[R]`): Global step at which each response was sampled.
         settings (`dict`): What is known of the run.
     """
@@ -39,8 +40,9 @@ class TokenTable:
     trainable: np.ndarray
     kept: dict[str, np.ndarray]
     scores: dict[str, np.ndarray] = field(default_factory=dict)
-    measures: dict[str, np.ndarray] = field(default_factory=dict)
-    prompts: list[str] = field(default_factory=list)
+    measures: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
+    entropy: np.ndarray | None = None
+    texts: dict[str, list[str]] = field(default_factory=dict)
     steps: np.ndarray | None = None
     settings: dict = field(default_factory=dict)
 
@@ -57,21 +59,16 @@ class TokenTable:
         """Which response each token belongs to, `[N]`."""
         return np.repeat(np.arange(len(self.lengths)), self.lengths)
 
-    def entropy(self) -> np.ndarray:
-        """
-        Student entropy of each token, `[N]`, in [0, 1].
-
-        Raises:
-            `ValueError`: it was not measured.
-        """
-        if STUDENT_ENTROPY not in self.measures:
+    def require_entropy(self) -> np.ndarray:
+        """The student's entropy, `[N]`. Raises `ValueError` when it was not measured."""
+        if self.entropy is None:
             methods = ", ".join(self.kept)
             raise ValueError(
                 f"The student's entropy was not measured in this run of method {methods!r}, which does not ask for "
                 "it; analyse a rollout bank (examples/replay_selectors.py), or a run of a method that scores the "
                 "student, such as entropy, tip or ta-opd."
             )
-        return self.measures[STUDENT_ENTROPY]
+        return self.entropy
 
     @classmethod
     def from_bank(
@@ -104,9 +101,8 @@ class TokenTable:
             kept[name] = flat(selection.mask)
             if selection.scores is not None:
                 scores[name] = flat(selection.scores)
-            measures.update({key: flat(value) for key, value in selection.measures.items() if key not in measures})
-        if "student/original" in bank.signals:
-            measures[STUDENT_ENTROPY] = flat(topk_entropy(bank.signals["student/original"]))
+            measures[name] = {key: flat(value) for key, value in selection.measures.items()}
+        student = bank.signals.get("student/original")
         return cls(
             token_ids=flat(bank.completion_ids),
             lengths=lengths,
@@ -114,7 +110,8 @@ class TokenTable:
             kept=kept,
             scores=scores,
             measures=measures,
-            prompts=bank.prompts,
+            entropy=None if student is None else flat(topk_entropy(student)),
+            texts=bank.texts or {"original": bank.prompts},
             steps=np.full(len(lengths), bank.step),
             settings=bank.settings,
         )
@@ -148,8 +145,9 @@ class TokenTable:
             trainable=flat("loss_mask"),
             kept={method: flat("kept")},
             scores={method: flat("score").astype(np.float32)} if "score" in table.column_names else {},
-            measures=measures,
-            prompts=table.column("prompt").to_pylist(),
+            measures={method: measures},
+            entropy=measures.get(STUDENT_ENTROPY),
+            texts={k: table.column(k).to_pylist() for k in PROMPT_COLUMNS if k in table.column_names},
             steps=table.column("step").to_numpy(),
             settings=settings,
         )

@@ -16,7 +16,7 @@ def table(entropy, lengths=None, trainable=None, **kept):
         np.array([n] if lengths is None else lengths),
         np.ones(n, dtype=bool) if trainable is None else trainable,
         kept,
-        measures={"student_entropy": entropy},
+        entropy=entropy,
     )
 
 

@@ -244,7 +244,7 @@ def test_png(tmp_path, n):
         warnings.simplefilter("error")
         save_png(made_up(n, note="step 30", **PROMPTS), path)
     width, height = png_size(path)
-    assert width == 2200 and 700 < height < 3500
+    assert width == 3300 and 1050 < height < 5250
     assert [p.name for p in path.parent.iterdir()] == ["map.png"]
 
 
@@ -256,7 +256,7 @@ def test_png_of_nasty_tokens_warns_of_nothing(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         save_png(heatmap, tmp_path / "map.png")
-    assert png_size(tmp_path / "map.png")[0] == 2200
+    assert png_size(tmp_path / "map.png")[0] == 3300
 
 
 def test_without_matplotlib_one_sentence(tmp_path, monkeypatch):

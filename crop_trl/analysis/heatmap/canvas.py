@@ -1,6 +1,7 @@
 """A page to draw on with matplotlib: inches from the top left corner, measured text, fonts that never warn."""
 
-DPI = 200
+# What printers ask for.
+DPI = 300
 # Inches.
 WIDTH, EDGE = 11.0, 0.35
 INK, QUIET = "#1a1a1a", "#5c5c5c"

@@ -2,11 +2,12 @@
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...divergence import topk_jsd
+from ...signals import prompt_text
 from .text import token_pieces, word_changes
 
 SEMANTIC = "Semantic: moves when a condition changes"
@@ -201,14 +202,6 @@ def number(value: float) -> str:
     return "0" if value == 0 else f"{value:.2g}".replace("-", "\u2212")
 
 
-def _prompt_text(prompt) -> str | None:
-    if prompt is None or isinstance(prompt, str):
-        return prompt
-    if isinstance(prompt, Mapping):
-        prompt = [prompt]
-    return "\n".join(str(message["content"]) for message in prompt)
-
-
 def response_heatmap(
     tokenizer,
     completion_ids: Sequence[int],
@@ -279,9 +272,9 @@ def response_heatmap(
         tokens=token_pieces(tokenizer, ids),
         rows={SEMANTIC: semantic.tolist(), SURFACE: surface.tolist(), MARGIN: (semantic - surface).tolist()},
         kept=kept[:n],
-        prompt=_prompt_text(prompt),
-        paraphrase=_prompt_text(paraphrase_prompt),
-        counterfactual=_prompt_text(counterfactual_prompt),
+        prompt=prompt_text(prompt),
+        paraphrase=prompt_text(paraphrase_prompt),
+        counterfactual=prompt_text(counterfactual_prompt),
         title=title,
         note=note,
         scorer=scorer,

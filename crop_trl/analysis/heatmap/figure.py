@@ -31,7 +31,7 @@ CHANGED = {"Paraphrase": "#fdd9b5", "Counterfactual": "#b9d5ee", "Original": "#b
 
 def save_png(heatmap: ResponseHeatmap, path) -> None:
     """
-    Draw a heat map for print, 200 dots an inch.
+    Draw a heat map for print, 300 dots an inch.
 
     A response of up to 120 tokens is written out in lines; of a longer one, 64 positions round the peak of its last
     row, with an overview of the whole response below.

@@ -1,0 +1,134 @@
+"""See what methods select: kinds of tokens, entropy ranks, heat maps, and accuracy over the budget.
+
+    python examples/analyze_selection.py runs/bank.safetensors --methods crop random entropy tip ta-opd
+    python examples/analyze_selection.py runs/tiny_math
+    python examples/analyze_selection.py --results runs/compare
+
+A source is a rollout bank (examples/replay_selectors.py), to which methods are applied, or the output folder of a run
+that was trained with `--selection_export_steps 1`. Several sources stand side by side. Every figure comes with a JSON
+file that holds its numbers.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from transformers import AutoTokenizer
+
+from crop_trl.analysis.budget_curves import budget_curves, read_runs, save_budget_chart
+from crop_trl.analysis.categories import load_word_lists
+from crop_trl.analysis.category_shares import category_shares, save_category_chart
+from crop_trl.analysis.chart import save_json
+from crop_trl.analysis.entropy_ranks import BINS, TAIL, entropy_ranks, save_entropy_chart
+from crop_trl.analysis.heatmap import render_terminal, save_html, save_png
+from crop_trl.analysis.inspect import strongest_responses, table_heatmap
+from crop_trl.analysis.tokens import TokenTable, read_source
+from crop_trl.methods import SelectionSettings
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", nargs="*", help="rollout bank or output folder of a run")
+    parser.add_argument("--methods", nargs="+", help="methods to apply to a bank; by default all that rank tokens")
+    parser.add_argument("--retention_ratio", type=float, default=0.2, help="budget of methods applied to a bank")
+    parser.add_argument(
+        "--tokenizer", help="folder or hub name; by default the one of the run or of the bank's student"
+    )
+    parser.add_argument("--tail", type=float, default=TAIL, help="share of tokens that is the lowest-entropy tail")
+    parser.add_argument("--bins", type=int, default=BINS, help="bins of the entropy ranks")
+    parser.add_argument("--word_lists", help="YAML file of word lists, like crop_trl/analysis/categories.yaml")
+    parser.add_argument(
+        "--heatmaps", type=int, default=1, help="responses to draw of each source (of crop, else of its first method)"
+    )
+    parser.add_argument("--results", nargs="+", default=[], help="results of training or evaluation, for budget curves")
+    parser.add_argument("--method", default="crop", help="the method in question in the budget curves")
+    parser.add_argument("--note", default="", help="a line below every figure: models, data")
+    parser.add_argument("--output", help="folder to write; by default `analysis` beside or in the first source")
+    return parser.parse_args(argv)
+
+
+def load_tokenizer(args: argparse.Namespace, tables: list[TokenTable]):
+    """The tokenizer that is asked for, else that of a run's folder, else the one named in the settings."""
+    settings = tables[0].settings
+    named = args.tokenizer or settings.get("model_name_or_path") or settings.get("tokenizer")
+    for source in [] if args.tokenizer else args.source:
+        if (Path(source) / "tokenizer_config.json").is_file():
+            named = source
+    if not named:
+        raise ValueError("`--tokenizer` is not set and the source names none; give the folder or name of the student.")
+    try:
+        return AutoTokenizer.from_pretrained(named)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"No tokenizer can be loaded from {named!r}; give the student's folder or name as `--tokenizer`."
+        ) from error
+
+
+def analyze(args: argparse.Namespace, output: Path) -> list[str]:
+    """Everything about tokens; returns lines to print."""
+    settings = SelectionSettings(retention_ratio=args.retention_ratio)
+    word_lists = load_word_lists(args.word_lists) if args.word_lists else None
+    tables = [read_source(source, args.methods, settings) for source in args.source]
+    tokenizer = load_tokenizer(args, tables)
+    shares = category_shares(tables, tokenizer, word_lists, progress=True)
+    save_json(shares.to_dict(), output / "categories.json")
+    save_category_chart(shares, output / "categories.png", args.note)
+    width = max(map(len, shares.methods))
+    lines = ["Shares of the kept tokens (%):", f"{'':{width}}  {'  '.join(f'{c:>13}' for c in shares.categories)}"]
+    for name, row in zip(shares.methods, shares.shares):
+        lines.append(f"{name:{width}}  {'  '.join(f'{100 * share:13.1f}' for share in row)}")
+    known = [table for table in tables if table.entropy is not None]
+    if known:
+        ranks = entropy_ranks(known, args.tail, args.bins)
+        save_json(ranks.to_dict(), output / "entropy_ranks.json")
+        save_entropy_chart(ranks, output / "entropy_ranks.png", args.note)
+        lines += ["", f"Share of the kept tokens in the lowest-entropy {100 * args.tail:g} % (blind to entropy):"]
+        for name, share, reference in zip(ranks.methods, ranks.tail_share, ranks.reference):
+            lines.append(f"{name:{width}}  {100 * share:6.2f} %  ({100 * reference:.2f} %)")
+    else:
+        lines += ["", "No entropy ranks: these runs did not measure the student's entropy, a rollout bank has it."]
+    for place, table in enumerate(tables):
+        method = "crop" if "crop" in table.kept else next(iter(table.kept))
+        if method not in table.scores:
+            continue
+        for number, response in enumerate(strongest_responses(table, method, args.heatmaps)):
+            heatmap = table_heatmap(table, tokenizer, response, method, args.note)
+            name = f"heatmap_{place + 1}_{method}_{number + 1}"
+            save_png(heatmap, output / f"{name}.png")
+            save_html(heatmap, output / f"{name}.html")
+            if place == number == 0:
+                lines += ["", render_terminal(heatmap, color=None if sys.stdout.isatty() else False)]
+    return lines
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Parse, analyse, print."""
+    args = parse(argv)
+    try:
+        if not args.source and not args.results:
+            raise ValueError("Give a rollout bank or a run's folder to analyse, or `--results` for budget curves.")
+        if args.heatmaps < 0:
+            raise ValueError(f"`--heatmaps` must be a whole number of at least 0, got {args.heatmaps}.")
+        first = Path((args.source or args.results)[0])
+        output = Path(args.output) if args.output else (first if first.is_dir() else first.parent) / "analysis"
+        lines = analyze(args, output) if args.source else []
+        if args.results:
+            curves = budget_curves(read_runs(args.results), args.method)
+            save_json(curves.to_dict(), output / "budget_curves.json")
+            save_budget_chart(curves, output / "budget_curves.png", args.note)
+            for gain in curves.gains:
+                best, opd = gain.over_best, gain.over_opd
+                over = [f"{100 * best.accuracy:+.2f} over {gain.best}"] if best else []
+                over += [f"{100 * opd.accuracy:+.2f} over opd"] if opd else []
+                lines.append(
+                    f"{args.method} at {100 * gain.retention_ratio:g} %: {', '.join(over) or 'nothing beside it'}"
+                )
+    except (ValueError, OSError, ImportError) as error:
+        sys.exit(f"error: {error}")
+    print("\n".join(lines))
+    print(f"\nFigures and numbers: {output}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""The analysis script on a bank, on a run of train_crop.py, and on results; what a user reads for a mistake."""
+
+import json
+from pathlib import Path
+
+import analyze_selection
+import numpy as np
+import pytest
+import train_crop
+from tiny import make_rows, make_tokenizer, make_trainer
+
+from crop_trl.analysis.inspect import strongest_responses, table_heatmap
+from crop_trl.analysis.tokens import TokenTable, read_source
+from crop_trl.bank import collect_bank
+from crop_trl.divergence import topk_entropy
+from crop_trl.methods import SelectionSettings
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def bank(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bank")
+    bank = collect_bank(make_trainer(folder), make_rows(4))
+    make_tokenizer().save_pretrained(folder / "student")
+    bank.settings = {"model_name_or_path": str(folder / "student")}
+    bank.save(folder / "bank.safetensors")
+    return bank, folder / "bank.safetensors"
+
+
+def test_a_bank_as_a_table(bank):
+    bank, path = bank
+    settings = SelectionSettings(retention_ratio=0.5)
+    table = read_source(path, ["tip", "crop"], settings)
+    real = bank.loss_mask
+    assert table.token_ids.tolist() == bank.completion_ids[real].tolist()
+    assert table.lengths.tolist() == real.sum(1).tolist() and len(table) == int(real.sum())
+    for name in ("tip", "crop"):
+        selection = bank.select(name, settings)
+        assert table.kept[name].tolist() == selection.mask[real].tolist()
+        np.testing.assert_array_equal(table.scores[name], selection.scores[real].numpy())
+    np.testing.assert_array_equal(table.entropy, topk_entropy(bank.signals["student/original"])[real].numpy())
+    assert list(table.measures["crop"]) == ["semantic_divergence", "surface_divergence"]
+    # Without a choice: the methods that rank.
+    assert {"crop", "random"} < set(TokenTable.from_bank(bank).kept) and "opd" not in TokenTable.from_bank(bank).kept
+
+
+def test_responses_with_tool_tokens_keep_their_places(bank):
+    """Tokens that cannot be trained stay in the table: the text around them would not decode without them."""
+    bank, _ = bank
+    full = bank.loss_mask.sum(1)
+    holed = TokenTable.from_bank(
+        type(bank)(bank.completion_ids, bank.loss_mask & (bank.completion_ids != 7), bank.signals, bank.prompts),
+        ["crop"],
+    )
+    assert len(holed) <= int(full.sum()) and not holed.kept["crop"][~holed.trainable].any()
+
+
+def test_the_heat_map_of_a_table(bank):
+    bank, path = bank
+    table = read_source(path, ["crop", "tip", "opd"])
+    (row,) = strongest_responses(table, "crop")
+    scores = bank.select("crop").scores.masked_fill(~bank.loss_mask, -1)
+    assert scores[row].max() == scores.max()
+    heatmap = table_heatmap(table, make_tokenizer(), method="crop")
+    n = int(bank.loss_mask[row].sum())
+    assert [name.split(":")[0] for name in heatmap.rows] == ["Semantic", "Surface", "CROP margin"]
+    np.testing.assert_allclose(list(heatmap.rows.values())[2], scores[row, :n], atol=1e-6)
+    assert heatmap.kept == bank.select("crop").mask[row, :n].tolist() and heatmap.prompt == bank.texts["original"][row]
+    assert heatmap.counterfactual == bank.texts["counterfactual"][row] != heatmap.prompt
+    assert list(table_heatmap(table, make_tokenizer(), method="tip").rows)[-1].startswith("Score: what tip")
+    with pytest.raises(ValueError, match="'opd' trains every token and measures nothing"):
+        table_heatmap(table, make_tokenizer(), method="opd")
+    with pytest.raises(ValueError, match="`method` 'entropy' is not in the table, which holds crop, tip, opd"):
+        table_heatmap(table, make_tokenizer(), method="entropy")
+    with pytest.raises(ValueError, match="`response` 99 does not exist"):
+        table_heatmap(table, make_tokenizer(), response=99)
+
+
+def test_a_bank_from_the_command_line(bank, tmp_path, capsys):
+    arguments = ["--methods", "crop", "random", "entropy", "--tail", "0.1", "--heatmaps", "2"]
+    analyze_selection.main([str(bank[1]), *arguments, "--output", str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert "Shares of the kept tokens (%)" in printed and "CROP margin" in printed
+    shares = json.loads((tmp_path / "categories.json").read_text())["methods"]
+    assert list(shares) == ["crop", "random", "entropy", "all tokens"]
+    ranks = json.loads((tmp_path / "entropy_ranks.json").read_text())
+    assert ranks["tail"] == 0.1 and list(ranks["methods"]) == ["crop", "random", "entropy"]
+    # By rank nothing can beat the entropy method at avoiding the lowest entropies.
+    assert ranks["methods"]["entropy"]["tail_share"] <= ranks["methods"]["random"]["tail_share"]
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {"categories.png", "entropy_ranks.png", "heatmap_1_crop_1.png", "heatmap_1_crop_2.html"} <= names
+
+
+def test_a_run_from_the_command_line(tmp_path, monkeypatch, capsys):
+    """Train on the embedded task with the export on, then analyse the run's folder and its result."""
+    monkeypatch.chdir(ROOT)
+    run = str(tmp_path / "run")
+    train_crop.main(
+        ["--config", "examples/configs/tiny_math.yaml", "--use_cpu", "true", "--disable_tqdm", "true"]
+        + ["--eval_dataset_name", "", "--reward", "none", "--reward_weights", "1.0", "--heatmap", "false"]
+        + ["--prompts_per_step", "4", "--per_device_train_batch_size", "8", "--max_steps", "2"]
+        + ["--selection_export_steps", "1", "--output_dir", run]
+    )
+    capsys.readouterr()
+    analyze_selection.main([run])
+    printed = capsys.readouterr().out
+    assert "No entropy ranks: these runs did not measure the student's entropy" in printed
+    shares = json.loads((tmp_path / "run/analysis/categories.json").read_text())["methods"]
+    assert list(shares) == ["crop", "all tokens"] and shares["crop"]["responses"] == 32
+    assert shares["crop"]["shares"]["task-specific"] > shares["all tokens"]["shares"]["task-specific"]
+    assert (tmp_path / "run/analysis/heatmap_1_crop_1.html").exists()
+
+
+def test_results_from_the_command_line(tmp_path, capsys):
+    (tmp_path / "runs.csv").write_text("method,retention_ratio,accuracy\ncrop,0.2,0.5\ntip,0.2,0.4\nopd,,0.45\n")
+    analyze_selection.main(["--results", str(tmp_path / "runs.csv"), "--output", str(tmp_path / "out")])
+    assert "crop at 20 %: +10.00 over tip, +5.00 over opd" in capsys.readouterr().out
+    assert json.loads((tmp_path / "out/budget_curves.json").read_text())["gains"][0]["best"] == "tip"
+
+
+MISTAKES = {
+    "nothing": ([], "Give a rollout bank or a run's folder"),
+    "no such source": (["./none"], "'none' does not exist; give a run's output_dir or a rollout bank"),
+    "no export": (["{folder}"], "holds no exported selection; train with `--selection_export_steps 1`"),
+    "no bank": (["{folder}/x.safetensors"], "cannot be read as a rollout bank"),
+    "unknown method": (["{bank}", "--methods", "crpo"], "Unknown method 'crpo'"),
+    "ratio": (["{bank}", "--retention_ratio", "2"], "`retention_ratio` must lie in (0, 1], got 2.0"),
+    "tail": (["{bank}", "--methods", "crop", "--tail", "1"], "`tail` must lie in (0, 1), got 1.0"),
+    "tokenizer": (["{bank}", "--methods", "crop", "--tokenizer", "./none"], "No tokenizer can be loaded from './none'"),
+    "word lists": (["{bank}", "--word_lists", "./none.yaml"], "`word_lists` './none.yaml' cannot be read"),
+    "heat maps": (["{bank}", "--heatmaps", "-1"], "`--heatmaps` must be a whole number of at least 0, got -1"),
+    "results": (["--results", "./none"], "'none' does not exist; give a folder of results"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_gets_one_sentence(bank, tmp_path, mistake):
+    arguments, sentence = MISTAKES[mistake]
+    (tmp_path / "x.safetensors").write_bytes(b"no bank")
+    arguments = [a.format(folder=tmp_path, bank=bank[1]) for a in arguments]
+    with pytest.raises(SystemExit) as stopped:
+        analyze_selection.main([*arguments, "--output", str(tmp_path / "out")])
+    message = str(stopped.value)
+    assert message.startswith("error: ") and sentence in message, message
+    assert len(message.splitlines()) == 1
