@@ -10,6 +10,7 @@ from accelerate.utils.environment import get_int_from_env
 from trl import GRPOConfig
 
 from .methods import SelectionSettings, get_method
+from .scoring.placement import check_teacher_settings
 from .selection import response_budget
 from .sharding import check_launch
 
@@ -26,9 +27,6 @@ _FIXED = {
     "off_policy_mask_threshold": (None, "it would drop whole responses behind the budget's back"),
     "vllm_importance_sampling_correction": (False, "it would drop whole responses; the gap to the engine is logged"),
 }
-
-
-_PLACEMENTS = ("resident", "sharded")
 
 
 def _check_number(name: str, value, low: float, whole: bool = False):
@@ -91,11 +89,17 @@ class CROPConfig(GRPOConfig):
             Teacher, when it is not passed to the trainer.
         teacher_init_kwargs (`dict` or `str`, *optional*):
             Keyword arguments of `from_pretrained` for the teacher; `dtype` defaults to that of training.
-        teacher_server_urls (`list[str]`, *optional*):
-            Base URLs of OpenAI-compatible servers that hold the teacher.
         teacher_placement (`str`, *optional*, defaults to `"resident"`):
-            Where a local teacher lives: `"resident"`, whole on each training device, or `"sharded"`, spread over them
-            as ZeRO-3 or FSDP2 spreads the student.
+            Where a local teacher lives: `"resident"`, whole on each training device; `"offload"`, in CPU memory, and on
+            the device while it scores; or `"sharded"`, spread over the devices as ZeRO-3 or FSDP2 spreads the student.
+        teacher_quantization (`str`, *optional*):
+            `"8bit"` (LLM.int8) or `"4bit"` (NF4) loads the teacher quantised by bitsandbytes.
+        teacher_server_urls (`list[str]`, *optional*):
+            Base URLs of OpenAI-compatible vLLM servers that hold the teacher, such as `http://localhost:8000/v1`;
+            `teacher_model_name_or_path` is then the name that they serve it under. A key is read from the environment
+            variable `TEACHER_API_KEY`.
+        teacher_server_timeout (`float`, *optional*, defaults to `600.0`):
+            Seconds that training waits for a teacher server that fails before it ends with an error.
         score_tokens_per_batch (`int`, *optional*, defaults to `16384`):
             Tokens of one scoring forward, padding included.
         compile_layers (`bool`, *optional*, defaults to `False`):
@@ -157,11 +161,17 @@ class CROPConfig(GRPOConfig):
     teacher_init_kwargs: dict[str, Any] | str | None = field(
         default=None, metadata={"help": "Keyword arguments of from_pretrained for the teacher, as JSON."}
     )
-    teacher_server_urls: list[str] | None = field(
-        default=None, metadata={"help": "Base URLs of OpenAI-compatible servers that hold the teacher."}
-    )
     teacher_placement: str = field(
-        default="resident", metadata={"help": "Where a local teacher lives: resident or sharded."}
+        default="resident", metadata={"help": "Where a local teacher lives: resident, offload or sharded."}
+    )
+    teacher_quantization: str | None = field(
+        default=None, metadata={"help": "Load the teacher quantised by bitsandbytes: 8bit or 4bit."}
+    )
+    teacher_server_urls: list[str] | None = field(
+        default=None, metadata={"help": "Base URLs of OpenAI-compatible vLLM servers that hold the teacher."}
+    )
+    teacher_server_timeout: float = field(
+        default=600.0, metadata={"help": "Seconds to wait for a failing teacher server before training ends."}
     )
     score_tokens_per_batch: int = field(
         default=16384, metadata={"help": "Tokens of one scoring forward, padding included."}
@@ -176,6 +186,8 @@ class CROPConfig(GRPOConfig):
     def __post_init__(self):
         if isinstance(self.teacher_init_kwargs, str):
             self.teacher_init_kwargs = _json_object("teacher_init_kwargs", self.teacher_init_kwargs)
+        if isinstance(self.teacher_server_urls, str):
+            self.teacher_server_urls = [self.teacher_server_urls]
         self._check_own_fields()
         self._check_fixed_fields()
         if self.prompts_per_step is not None:
@@ -224,12 +236,8 @@ class CROPConfig(GRPOConfig):
         _check_number("iw_max_weight", self.iw_max_weight, 1)
         if self.credit_lambda is not None:
             _check_number("credit_lambda", self.credit_lambda, 0)
-        if self.teacher_placement not in _PLACEMENTS:
-            raise ValueError(
-                f"`teacher_placement` {self.teacher_placement!r} is not known: choose one of {', '.join(_PLACEMENTS)}."
-            )
-        if self.teacher_server_urls:
-            raise ValueError("`teacher_server_urls` is not supported yet; set `teacher_model_name_or_path` instead.")
+        _check_number("teacher_server_timeout", self.teacher_server_timeout, 1)
+        check_teacher_settings(self)
 
     def _check_fixed_fields(self) -> None:
         for name, (value, why) in _FIXED.items():

@@ -12,10 +12,14 @@ from trl.trainer.utils import get_config_model_id
 from .signals import PROMPT_COLUMNS, prompt_variants, tokenize_variants
 
 
-def check_packages(report_to: Sequence[str], use_vllm: bool) -> None:
-    """Raise `ValueError` when a package that the settings ask for is not installed."""
-    wanted = [("report_to", name) for name in report_to if name in ("wandb", "tensorboard", "trackio")]
-    for setting, name in [*wanted, *([("use_vllm", "vllm")] if use_vllm else [])]:
+def check_packages(args) -> None:
+    """Raise `ValueError` when a package that the settings (a [`~crop_trl.CROPConfig`]) ask for is not installed."""
+    wanted = [("report_to", name) for name in args.report_to if name in ("wandb", "tensorboard", "trackio")]
+    if args.use_vllm:
+        wanted.append(("use_vllm", "vllm"))
+    if args.teacher_quantization:
+        wanted.append(("teacher_quantization", "bitsandbytes"))
+    for setting, name in wanted:
         if importlib.util.find_spec(name) is None:
             raise ValueError(f"`{setting}` needs the package {name}, which is not installed: pip install {name}.")
 

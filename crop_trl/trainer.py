@@ -33,7 +33,7 @@ from .loss import opd_advantages, sampled_opd_loss
 from .scoring import Scorer, TopKLogprobs
 from .scoring.head import add_token_head, sees_padding
 from .scoring.local import LocalScorer
-from .scoring.models import check_adapter, make_teacher, warn_of_coarse_weights
+from .scoring.models import check_adapter, connect_teacher, make_teacher, warn_of_coarse_weights
 from .sharding import is_sharded, keep_full_outputs
 from .signals import NEGATIVE, PROMPT_COLUMNS, collect_signals, draw_negatives, prompt_kinds, tokenize_variants
 from .update import MicroBatch, Rollout, cut_rollout, make_micro_batch
@@ -93,17 +93,22 @@ class CROPTrainer(WholeCheckpoints, GRPOTrainer):
     ):
         args = CROPConfig("crop") if args is None else args
         teacher = args.teacher_model_name_or_path if teacher is None else teacher
-        if teacher is None:
-            raise ValueError("No teacher: pass `teacher` to the trainer or set `teacher_model_name_or_path`.")
+        if teacher is None and not args.teacher_server_urls:
+            raise ValueError(
+                "No teacher: pass `teacher` to the trainer, or set `teacher_model_name_or_path` or "
+                "`teacher_server_urls`."
+            )
         for name in ("environment_factory", "rollout_func"):
             if kwargs.get(name) is not None:
                 raise ValueError(f"`{name}` is not supported: responses must follow the dataset's own prompts.")
-        data.check_packages(args.report_to, args.use_vllm)
-        if not isinstance(teacher, (str, PreTrainedModel, Scorer)):
+        data.check_packages(args)
+        if teacher is not None and not isinstance(teacher, (str, PreTrainedModel, Scorer)):
             raise ValueError(f"`teacher` must be a path, a model or a scorer, got {type(teacher).__name__}.")
         check_adapter(model, kwargs.get("peft_config"))
         tokenizer = data.tokenizer_of(model, kwargs.get("processing_class"), "model", args.trust_remote_code)
-        if isinstance(teacher, (str, PreTrainedModel)):
+        if args.teacher_server_urls:
+            teacher = connect_teacher(teacher, tokenizer, args)
+        elif isinstance(teacher, (str, PreTrainedModel)):
             theirs = data.tokenizer_of(
                 teacher, teacher_processing_class, "teacher_model_name_or_path", args.trust_remote_code
             )
@@ -287,8 +292,8 @@ class CROPTrainer(WholeCheckpoints, GRPOTrainer):
             self._flush(mode)
         stats = getattr(self.scorers["teacher"], "stats", None)
         if stats is not None:
-            for name in ("sequences", "forwards", "tokens", "padding_share"):
-                self._metrics[mode][f"scoring/{name}"].append(float(getattr(stats, name)))
+            for name, value in stats.metrics().items():
+                self._metrics[mode][f"scoring/{name}"].append(value)
             stats.reset()
 
     def _flush(self, mode: str) -> None:

@@ -96,7 +96,7 @@ def make_trainer(script: ScriptArguments, args: TrainConfig, model: ModelConfig)
         ("teacher_model_name_or_path", args.teacher_model_name_or_path),
         ("dataset_name", script.dataset_name),
     ):
-        if not value:
+        if not value and not (name == "teacher_model_name_or_path" and args.teacher_server_urls):
             raise ValueError(f"`--{name}` is not set; give it on the command line or in the --config file.")
     _check_resume(args)
     talk = args.process_index == 0

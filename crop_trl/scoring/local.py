@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from .head import TokenHeadOutput, add_token_head, sees_padding
 from .layout import PackedBatch, group_by_length, pack
+from .placement import OffloadedWeights
 from .topk import TopKLogprobs
 
 
@@ -21,7 +22,8 @@ class ScoringStats:
     Args:
         sequences, forwards, tokens, padded_tokens (`int`):
             Scored sequences, model calls, real tokens and tokens with padding.
-        seconds (`float`): Wall clock.
+        seconds, move_seconds (`float`):
+            Wall clock, and the part of it in which weights were brought to the device.
     """
 
     sequences: int = 0
@@ -29,16 +31,27 @@ class ScoringStats:
     tokens: int = 0
     padded_tokens: int = 0
     seconds: float = 0.0
+    move_seconds: float = 0.0
 
     @property
     def padding_share(self) -> float:
         """Share of the processed tokens that was padding."""
         return 1.0 - self.tokens / self.padded_tokens if self.padded_tokens else 0.0
 
+    def metrics(self) -> dict[str, float]:
+        """What is worth logging."""
+        return {
+            "sequences": float(self.sequences),
+            "forwards": float(self.forwards),
+            "tokens": float(self.tokens),
+            "padding_share": self.padding_share,
+            **({"move_seconds": self.move_seconds} if self.move_seconds else {}),
+        }
+
     def reset(self) -> None:
         """Start counting anew."""
         self.sequences = self.forwards = self.tokens = self.padded_tokens = 0
-        self.seconds = 0.0
+        self.seconds = self.move_seconds = 0.0
 
 
 class LocalScorer:
@@ -59,6 +72,8 @@ class LocalScorer:
         agree (`Callable`, *optional*):
             For a model that is spread over processes, all of which have to make the same number of forwards: takes the
             number that this process needs and returns the largest on any.
+        offload ([`~crop_trl.scoring.placement.OffloadedWeights`], *optional*):
+            Brings the weights to the device for each call of [`LocalScorer.score`].
     """
 
     def __init__(
@@ -69,6 +84,7 @@ class LocalScorer:
         tokens_per_batch: int = 16384,
         context: Callable[[], AbstractContextManager] = nullcontext,
         agree: Callable[[int], int] | None = None,
+        offload: OffloadedWeights | None = None,
     ):
         self.model = model
         self.top_k = top_k
@@ -76,6 +92,7 @@ class LocalScorer:
         self.tokens_per_batch = tokens_per_batch
         self.context = context
         self.agree = agree
+        self.offload = offload
         self.stats = ScoringStats()
         if isinstance(model, PreTrainedModel):
             add_token_head(model)
@@ -108,8 +125,16 @@ class LocalScorer:
         if len(prompt_ids) != len(completion_ids):
             raise ValueError(f"Got {len(prompt_ids)} prompts for {len(completion_ids)} completions.")
         started = time.perf_counter()
-        device = next(self.model.parameters()).device
         top_k = self.top_k if top_k is None else top_k
+        with nullcontext() if self.offload is None else self.offload:
+            scored = self._score(prompt_ids, completion_ids, top_k)
+        if self.offload is not None:
+            self.stats.move_seconds += self.offload.seconds
+        self.stats.seconds += time.perf_counter() - started
+        return scored
+
+    def _score(self, prompt_ids, completion_ids, top_k: int) -> TopKLogprobs:
+        device = next(self.model.parameters()).device
         k = min(top_k, self._config.get_text_config().vocab_size)
         shape = (len(completion_ids), max(map(len, completion_ids), default=0))
         token_ids = torch.zeros((*shape, k), dtype=torch.int32, device=device)
@@ -140,7 +165,6 @@ class LocalScorer:
 
         completion_lengths = torch.tensor([len(c) for c in completion_ids], device=device)
         mask = torch.arange(shape[1], device=device) < completion_lengths[:, None]
-        self.stats.seconds += time.perf_counter() - started
         return TopKLogprobs(token_ids, logprobs, sampled_logprobs, mask)
 
     def _forward(self, batch: PackedBatch, top_k: int) -> TokenHeadOutput:

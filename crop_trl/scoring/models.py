@@ -5,7 +5,7 @@ from contextlib import nullcontext
 
 import torch
 from accelerate import Accelerator
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from trl.distributed import DistributedBackend
 
 from ..compilation import compile_layers
@@ -14,6 +14,8 @@ from ..sharding import load_whole, shard_teacher
 from . import Scorer
 from .head import add_token_head
 from .local import LocalScorer
+from .placement import OffloadedWeights, quantization_config
+from .server import ServerScorer
 
 
 def check_adapter(model, peft_config) -> None:
@@ -37,6 +39,41 @@ def warn_of_coarse_weights(student: torch.nn.Module, learning_rate: float) -> No
             "precision).",
             stacklevel=3,
         )
+
+
+def connect_teacher(teacher: str | None, tokenizer: PreTrainedTokenizerBase | None, args) -> ServerScorer:
+    """
+    The scorer of a teacher on servers, after everything that can be checked without the student.
+
+    Args:
+        teacher (`str`, *optional*):
+            Name or path under which the servers hold it.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*):
+            The student's.
+        args ([`~crop_trl.CROPConfig`]):
+            Addresses, K, and the limits on lengths and waiting.
+
+    Raises:
+        `ValueError`: a server does not answer, serves another model or vocabulary, or takes too few tokens.
+    """
+    if teacher is not None and not isinstance(teacher, str):
+        raise ValueError(
+            f"`teacher` is a {type(teacher).__name__}, but `teacher_server_urls` puts the teacher on a server; remove "
+            "one of the two."
+        )
+    scorer = ServerScorer(
+        args.teacher_server_urls,
+        teacher,
+        args.score_top_k,
+        args.teacher_server_timeout,
+        device=args.device,
+        process_index=args.process_index,
+        num_processes=args.world_size,
+    )
+    scorer.check_length((args.max_prompt_length or 0) + args.max_completion_length)
+    if tokenizer is not None:
+        scorer.check_vocabulary(tokenizer)
+    return scorer
 
 
 def make_teacher(
@@ -70,6 +107,11 @@ def make_teacher(
             "trust_remote_code": args.trust_remote_code,
             **(args.teacher_init_kwargs or {}),
         }
+        if args.teacher_quantization is not None:
+            init_kwargs["quantization_config"] = quantization_config(args.teacher_quantization, init_kwargs["dtype"])
+        if init_kwargs.get("quantization_config") is not None:
+            # Weights are quantised where they are going to stay.
+            init_kwargs.setdefault("device_map", {"": accelerator.device})
         # ZeRO-3 splits the weights as they are read, so that no process ever holds them all.
         with nullcontext() if sharded and DistributedBackend(accelerator).is_zero3 else load_whole():
             teacher = AutoModelForCausalLM.from_pretrained(teacher, **init_kwargs)
@@ -94,7 +136,16 @@ def make_teacher(
             "`teacher` is a model that ZeRO-3 split as it was loaded; pass its path, or set `teacher_placement` to "
             "'sharded'."
         )
-    teacher = teacher.to(accelerator.device)
+    offload = None
+    if args.teacher_placement == "offload":
+        if getattr(teacher, "is_quantized", False):
+            raise ValueError(
+                "`teacher_placement` 'offload' does not work with a quantised teacher, whose weights stay on their "
+                "device; set it to 'resident'."
+            )
+        offload = OffloadedWeights(teacher, accelerator.device)
+    elif getattr(teacher, "hf_device_map", None) is None:  # else `device_map` said where
+        teacher = teacher.to(accelerator.device)
     if args.compile_layers:
         compile_layers(teacher)
-    return LocalScorer(teacher, *scoring)
+    return LocalScorer(teacher, *scoring, offload=offload)

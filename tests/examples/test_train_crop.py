@@ -108,7 +108,10 @@ MISTAKES = {
     ),
     "no such checkpoint": (["--resume_from_checkpoint", "./none"], "`resume_from_checkpoint` './none' is no folder"),
     "nothing to resume": (["--resume_from_checkpoint", "true"], "`resume_from_checkpoint` finds no checkpoint in"),
-    "server": (["--teacher_server_urls", "http://localhost:1"], "`teacher_server_urls` is not supported yet"),
+    "server": (
+        ["--teacher_server_urls", "http://localhost:1"],
+        "`teacher_server_urls` http://localhost:1 does not answer",
+    ),
 }
 
 

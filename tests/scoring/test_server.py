@@ -1,0 +1,274 @@
+"""Scoring with teacher servers: real processes, real HTTP, real kills."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import urllib3
+
+from crop_trl.scoring import Scorer
+from crop_trl.scoring.server import ServerScorer, TeacherServerError
+
+from .scripted_teacher import distribution
+
+PROGRAM = Path(__file__).with_name("scripted_teacher.py")
+PROMPTS = [[1, 2, 3], [4], [5, 6], [7, 8, 9, 10]]
+COMPLETIONS = [[11, 12], [13, 14, 15, 16, 17], [], [3]]
+K = 5
+
+
+class Teacher:
+    """A server process that can be told to go wrong, killed and started again at the same port."""
+
+    def __init__(self, *arguments: str):
+        self.arguments = arguments
+        self.port = 0
+        self.start()
+
+    def start(self):
+        command = [sys.executable, str(PROGRAM), str(self.port), *self.arguments]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.port = int(self.process.stdout.readline())
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def script(self, **state) -> int:
+        """Change what it does; returns how many completions it was asked for."""
+        return urllib3.request("POST", self.url + "/script", json=state).json()["completions"]
+
+    def kill(self):
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def teachers():
+    started = []
+
+    def start(*arguments):
+        started.append(Teacher(*arguments))
+        return started[-1]
+
+    yield start
+    for teacher in started:
+        if teacher.process.poll() is None:
+            teacher.kill()
+
+
+def assert_right(scored, prompts=PROMPTS, completions=COMPLETIONS, k=K):
+    """Against the rule by which the server makes its numbers, position by position."""
+    assert scored.mask.sum(-1).tolist() == list(map(len, completions))
+    for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        for t, token in enumerate(completion):
+            logprobs = torch.tensor(distribution([*prompt, *completion[:t]]))
+            torch.testing.assert_close(scored.logprobs[row, t], logprobs.topk(k).values, rtol=0, atol=1e-6)
+            torch.testing.assert_close(logprobs[scored.token_ids[row, t].long()], scored.logprobs[row, t])
+            assert len(set(scored.token_ids[row, t].tolist())) == k
+            assert scored.sampled_logprobs[row, t] == pytest.approx(logprobs[token].item(), abs=1e-6)
+        assert not scored.logprobs[row, len(completion) :].any()
+
+
+def test_returns_what_the_server_knows(teachers):
+    said = []
+    scorer = ServerScorer([teachers().url + "/v1"], top_k=K, report=said.append)
+    assert isinstance(scorer, Scorer)
+    scored = scorer.score(PROMPTS, COMPLETIONS)
+    assert scored.token_ids.shape == (4, 5, K) and scored.token_ids.dtype == torch.int32
+    assert scored.logprobs.dtype == scored.sampled_logprobs.dtype == torch.float32
+    assert_right(scored)
+    assert scorer.stats.metrics() == {"sequences": 3.0, "tokens": 16.0, "retries": 0.0}
+    assert scorer.score([], []).token_ids.shape == (0, 0, K)
+    assert scorer.score([[1]], [[]]).mask.shape == (1, 0)
+    assert not said
+
+
+def test_work_is_spread_over_servers(teachers):
+    several = [teachers(), teachers(), teachers()]
+    prompts, completions = [[i, 1] for i in range(30)], [[2, i] for i in range(30)]
+    scored = ServerScorer([t.url for t in several], top_k=K).score(prompts, completions)
+    assert_right(scored, prompts, completions)
+    assert [t.script() for t in several] == [10, 10, 10]
+
+
+@pytest.mark.parametrize("mode", ["500", "503", "429", "cut", "page", "empty"])
+def test_what_may_pass_is_asked_again(teachers, mode):
+    teacher, said = teachers(), []
+    scorer = ServerScorer([teacher.url], top_k=K, report=said.append)
+    teacher.script(mode=mode, count=2)
+    assert_right(scorer.score(PROMPTS, COMPLETIONS))
+    assert scorer.stats.retries == 2 and teacher.script() == 5
+    assert not said  # over within a second
+
+
+@pytest.mark.parametrize(
+    "mode, sentence",
+    {
+        "few": "row 0: it returned 4 of the 5 most likely tokens (`score_top_k`) at response position 0",
+        "ids": "row 0: it scored other tokens than were sent: at position 2 of prompt and response it has 49 for 3",
+        "no ids": "row 0: it returns no prompt_token_ids; use a server of vLLM",
+        "vocabulary": "does not know a token of row 0 (HTTP 400: Token id 49 is out of vocabulary)",
+        "401": "refuses the key in $TEACHER_API_KEY (HTTP 401: no such key: Bearer [key])",
+    }.items(),
+)
+def test_what_will_not_pass_ends_the_run_at_once(teachers, mode, sentence, monkeypatch):
+    monkeypatch.setenv("TEACHER_API_KEY", "sk-secret-of-the-test")
+    teacher = teachers()
+    scorer = ServerScorer([teacher.url], top_k=K)
+    teacher.script(mode=mode, count=100)
+    started = time.monotonic()
+    with pytest.raises(ValueError) as stopped:
+        # The least likely token of all comes as an extra entry, and makes the number of entries look right.
+        scorer.score([[1, 2, 3]], [[distribution([1, 2, 3]).index(min(distribution([1, 2, 3]))), 12]])
+    message = str(stopped.value)
+    assert sentence in message and len(message.splitlines()) == 1
+    assert teacher.url in message and "secret" not in message
+    assert time.monotonic() - started < 2 and teacher.script() == 1
+
+
+def test_more_entries_than_the_server_allows(teachers):
+    with pytest.raises(ValueError, match="`score_top_k` 21 is more than .* start it with --max-logprobs 21"):
+        ServerScorer([teachers().url], top_k=21).score(PROMPTS, COMPLETIONS)
+
+
+def test_refuses_another_model(teachers):
+    one, other = teachers("name", "org/teacher"), teachers("name", "org/other")
+    assert ServerScorer([one.url], "org/teacher").servers[0].model == "name"
+    assert ServerScorer([one.url], "name").servers[0].root == "org/teacher"
+    with pytest.raises(ValueError, match="serves name, not `teacher_model_name_or_path` org/third"):
+        ServerScorer([one.url], "org/third")
+    with pytest.raises(ValueError, match="must all serve the same model"):
+        ServerScorer([one.url, other.url])
+    with pytest.raises(ValueError, match=r"does not answer \(Connection refused\); start the server"):
+        ServerScorer(["http://127.0.0.1:1"])
+    with pytest.raises(ValueError, match="takes 100 tokens, too few .* --max-model-len 101"):
+        ServerScorer([one.url]).check_length(100)
+    ServerScorer([one.url]).check_length(99)
+
+
+class Words:
+    """A tokenizer whose ids are the words that the scripted server knows, with one changed on demand."""
+
+    def __init__(self, changed: int | None = None):
+        self.changed = changed
+
+    def __len__(self):
+        return 40
+
+    def decode(self, ids, **kwargs):
+        return "".join("other" if i == self.changed else f"w{i}" for i in ids)
+
+
+def test_refuses_another_vocabulary(teachers):
+    scorer = ServerScorer([teachers().url])
+    scorer.check_vocabulary(Words())
+    for changed in (0, 17, 39):
+        with pytest.raises(ValueError, match=f"id {changed} is 'other' for the student and 'w{changed}'"):
+            scorer.check_vocabulary(Words(changed))
+
+
+def test_one_of_two_servers_dies(teachers):
+    """Its work moves to the other, it is said once, and again when it is back."""
+    stays, dies, said = teachers(), teachers(), []
+    scorer = ServerScorer([stays.url, dies.url], top_k=K, requests_per_server=2, report=said.append)
+    prompts, completions = [[i, 1] for i in range(40)], [[2, i] for i in range(40)]
+    for teacher in (stays, dies):
+        teacher.script(delay=0.1)
+    threading.Timer(0.3, dies.kill).start()
+    assert_right(scorer.score(prompts, completions), prompts, completions)
+    assert scorer.stats.retries >= 1
+    (message,) = said
+    assert f"Teacher server {dies.url} fails since" in message and f"its work goes to {stays.url}." in message
+    dies.start()
+    # Within the longest pause between two questions it is found again.
+    deadline = time.monotonic() + 20
+    while len(said) < 2 and time.monotonic() < deadline:
+        assert_right(scorer.score(prompts[:8], completions[:8]), prompts[:8], completions[:8])
+    assert f"{dies.url} answers again after" in said[1] and len(said) == 2
+
+
+def test_the_only_server_dies_and_comes_back(teachers):
+    teacher, said = teachers(), []
+    scorer = ServerScorer([teacher.url], top_k=K, requests_per_server=2, timeout=60, report=said.append)
+    prompts, completions = [[i, 1] for i in range(20)], [[2, i] for i in range(20)]
+    teacher.script(delay=0.1)
+
+    def interlude():
+        teacher.kill()
+        time.sleep(2)
+        teacher.start()
+
+    threading.Timer(0.3, interlude).start()
+    assert_right(scorer.score(prompts, completions), prompts, completions)
+    assert len(said) == 2
+    assert f"Training is paused, no teacher server answers: {teacher.url} fails since" in said[0]
+    assert "Start it again at the same address" in said[0] and "`teacher_server_timeout`" in said[0]
+    assert f"{teacher.url} answers again after" in said[1]
+
+
+def test_gives_up_after_the_set_time(teachers):
+    teacher, said = teachers(), []
+    scorer = ServerScorer([teacher.url], top_k=K, timeout=3, report=said.append)
+    teacher.kill()
+    started = time.monotonic()
+    with pytest.raises(TeacherServerError, match=r"after 3 s .* fails since \d\d:\d\d:\d\d \(Connection refused\)"):
+        scorer.score(PROMPTS, COMPLETIONS)
+    assert 2.5 < time.monotonic() - started < 6
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("mode", ["hang", "500"])
+def test_a_server_that_lists_models_and_runs_none(teachers, mode):
+    """It answers the question whether it is there, so only the work itself tells."""
+    teacher, said = teachers(), []
+    scorer = ServerScorer([teacher.url], top_k=K, timeout=4, answer_timeout=1, report=said.append)
+    teacher.script(mode=mode, count=1000)
+    started = time.monotonic()
+    with pytest.raises(TeacherServerError, match="no answer within 1 s" if mode == "hang" else "HTTP 500: the engine"):
+        scorer.score(PROMPTS, COMPLETIONS)
+    assert 3 < time.monotonic() - started < 10
+    assert "Training is paused" in said[0]
+
+
+def test_a_sequence_that_no_server_can_score(teachers):
+    """Everything else succeeds in between, and still it does not go on for ever."""
+    teacher = teachers()
+    scorer = ServerScorer([teacher.url], top_k=K, timeout=2, requests_per_server=1)
+    teacher.script(mode="500", count=1000)
+    with pytest.raises(TeacherServerError, match="HTTP 500"):
+        scorer.score(PROMPTS, COMPLETIONS)
+
+
+@pytest.mark.parametrize("when", ["between steps", "in a step"])
+def test_comes_back_with_another_model(teachers, when):
+    teacher = teachers("name", "org/teacher")
+    scorer = ServerScorer([teacher.url], top_k=K, timeout=30)
+    assert_right(scorer.score(PROMPTS, COMPLETIONS))
+
+    def swap():
+        teacher.kill()
+        teacher.arguments = ("name", "org/other")
+        teacher.start()
+
+    if when == "between steps":
+        swap()
+    else:
+        teacher.script(delay=0.3)
+        threading.Timer(0.1, swap).start()
+    with pytest.raises(ValueError, match="came back with another model .org/other instead of org/teacher."):
+        scorer.score(PROMPTS, COMPLETIONS)
+
+
+def test_address_with_a_password(teachers):
+    teacher = teachers()
+    scorer = ServerScorer([teacher.url.replace("://", "://me:secret@") + "/v1/"], top_k=K, timeout=1)
+    assert_right(scorer.score(PROMPTS, COMPLETIONS))
+    teacher.kill()
+    with pytest.raises(TeacherServerError) as stopped:
+        scorer.score(PROMPTS, COMPLETIONS)
+    assert "secret" not in str(stopped.value)
