@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from .contamination_text import WORD, asked_tokens, tokens_of
+from .evaluation.benchmarks import row_answer, row_id
 from .evaluation.latex import exact_number, normalize, squeeze
 from .triplets.record import PROBLEM_FIELDS, read_jsonl
 
@@ -102,8 +103,8 @@ def read_train(paths: Iterable[str | Path]) -> list[Problem]:
                     f"{path}, row {number} has neither `problem` nor {', '.join(PROBLEM_FIELDS)}; give bare problems "
                     "or triplet records."
                 )
-            answer = None if row.get("answer") is None else str(row["answer"])
-            own_id = str(row.get("id", f"{Path(path).name}:{number}"))
+            answer = row_answer(row, f"{path}, row {number}")
+            own_id = row_id(row, f"{Path(path).name}:{number}", f"{path}, row {number}")
             if own_id in known_ids:  # a verdict must say which row it is about
                 own_id = f"{own_id} ({Path(path).name}:{number})"
             known_ids.add(own_id)
@@ -120,8 +121,9 @@ def read_benchmark(path: str | Path) -> list[Problem]:
     for number, row in enumerate(_rows(path, "--benchmark"), start=1):
         if not isinstance(row.get("problem"), str):
             raise ValueError(f"{path}, row {number} has no `problem`; a benchmark row needs `problem` and `answer`.")
-        answer = None if row.get("answer") is None else str(row["answer"])
-        problems.append(Problem(str(row.get("id", row.get("unique_id", number - 1))), row["problem"], answer))
+        answer = row_answer(row, f"{path}, row {number}")
+        own_id = row_id(row, str(row.get("unique_id", number - 1)), f"{path}, row {number}")
+        problems.append(Problem(own_id, row["problem"], answer))
     return problems
 
 

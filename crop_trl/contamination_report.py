@@ -65,8 +65,12 @@ def _verdicts(path: str | Path) -> dict[tuple[str, str, str, str], str]:
             verdict = (row["verdict"] or "").strip().lower()
             if verdict and verdict not in VERDICTS:
                 raise ValueError(f"{path}, line {number}: verdict {verdict!r} is none of {', '.join(VERDICTS)}.")
-            if verdict:
-                verdicts[tuple(row[name] for name in COLUMNS[:4])] = verdict
+            key = tuple(row[name] for name in COLUMNS[:4])
+            if verdict and verdicts.setdefault(key, verdict) != verdict:
+                raise ValueError(
+                    f"{path}, line {number}: verdict {verdict!r} for {key[1]!r} and {key[2]!r}, which has "
+                    f"{verdicts[key]!r} above; keep one."
+                )
     return verdicts
 
 

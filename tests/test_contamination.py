@@ -247,6 +247,13 @@ def test_odd_texts_survive_the_files(tmp_path):
         read_verdicts(tmp_path / "candidates.csv")
 
 
+def test_nesting_and_repetition_cost_no_time():
+    texts = [r"\frac{" * 20_000 + "1" + "}" * 20_000, "{" * 200_000, r"\text{ " * 50_000, " " * 10**6 + "a"]
+    started = time.process_time()
+    audit([Problem(str(i), text) for i, text in enumerate(texts)], {"toy": [Problem("p", "1," * 100_000)]})
+    assert time.process_time() - started < 20
+
+
 def test_rows_of_one_id_can_be_told_apart(tmp_path):
     for name in ("a.jsonl", "b.jsonl"):
         (tmp_path / name).write_text(json.dumps({"id": "1", "problem": f"From {name}"}) + "\n")
@@ -265,6 +272,16 @@ def test_wrong_files_are_named(tmp_path):
     with pytest.raises(ValueError, match="has no rows"):
         read_benchmark(file)
     table = tmp_path / "v.csv"
+    table.write_text("benchmark,benchmark_id,train_id,field,verdict\na,b,c,d,same\na,b,c,d,near\n")
+    with pytest.raises(ValueError, match="line 3: verdict 'near' for 'b' and 'c', which has 'same' above"):
+        read_verdicts(table)
+    file.write_text('{"problem": "p", "answer": {"x": 1}}\n')
+    with pytest.raises(ValueError, match="row 1 has an `answer` that is"):
+        read_train([file])
+    with pytest.raises(ValueError, match="row 1 has an `answer` that is"):
+        read_benchmark(file)
+    file.write_text('{"problem": "p", "id": null}\n{"problem": "q", "id": null}\n')
+    assert [problem.id for problem in read_train([file])] == ["rows.jsonl:1", "rows.jsonl:2"]
     table.write_text("benchmark,benchmark_id,train_id,field,verdict\na,b,c,d,perhaps\n")
     with pytest.raises(ValueError, match="'perhaps' is none of same, near, different"):
         read_verdicts(table)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -103,6 +104,27 @@ class Benchmark:
         return hashlib.sha256(texts.encode()).hexdigest()[:16]
 
 
+def row_id(row: Mapping[str, Any], default: str, where: str) -> str:
+    """The `id` of a row as text, `default` when it has none. Raises `ValueError` for what is no text or number."""
+    id = row.get("id")
+    if id is None:
+        return default
+    if isinstance(id, bool) or not isinstance(id, str | int | float):
+        raise ValueError(f"{where} has an `id` that is a {type(id).__name__}; make it text or a number.")
+    return str(id)
+
+
+def row_answer(row: Mapping[str, Any], where: str) -> str | None:
+    """The `answer` of a row as text, `None` when it has none. Raises `ValueError` for what is no text or number."""
+    answer = row.get("answer")
+    if answer is None:
+        return None
+    odd = isinstance(answer, bool) or not isinstance(answer, str | int | float)
+    if odd or isinstance(answer, float) and not math.isfinite(answer):
+        raise ValueError(f"{where} has an `answer` that is {str(answer)[:50]!r}; make it text or a number.")
+    return str(int(answer) if isinstance(answer, float) and answer.is_integer() else answer).strip()
+
+
 def example_from_row(row: Mapping[str, Any], number: int, where: str) -> Example:
     """
     Read a row of any of the formats in use.
@@ -121,18 +143,15 @@ def example_from_row(row: Mapping[str, Any], number: int, where: str) -> Example
     problem = next((row[name] for name in ("problem", "original_problem", "question") if row.get(name)), None)
     if not isinstance(problem, str):
         raise ValueError(f"{where}, row {number} has no `problem` (nor `original_problem`, `question`); give it one.")
-    answer = row.get("answer")
+    answer = row_answer(row, f"{where}, row {number}")
     if answer is None and isinstance(row.get("solution"), str):
-        answer = extract_boxed(row["solution"]) or row["solution"]
-    if isinstance(answer, float) and answer.is_integer():
-        answer = int(answer)
-    answer = "" if answer is None else str(answer).strip()
+        answer = (extract_boxed(row["solution"]) or row["solution"]).strip()
     if not answer:
         raise ValueError(f"{where}, row {number} has no `answer`; a benchmark needs one for each problem.")
     # A lone surrogate can be sent to no server or tokenizer.
     problem = problem.encode("utf-8", "replace").decode()
     unique_id = None if row.get("unique_id") is None else str(row["unique_id"])
-    return Example(str(row.get("id", unique_id or number)), problem, answer, unique_id)
+    return Example(row_id(row, unique_id or str(number), f"{where}, row {number}"), problem, answer, unique_id)
 
 
 def load_benchmark(spec: str, samples: int | None = None, base_seed: int | None = None) -> Benchmark:
@@ -160,6 +179,8 @@ def load_benchmark(spec: str, samples: int | None = None, base_seed: int | None 
     if base_seed is not None and not 0 <= base_seed < 2**31:
         raise ValueError(f"`base_seed` is {base_seed}: choose a whole number from 0 to {2**31 - 1}.")
     name, _, file = spec.partition("=")
+    if "=" in spec and not (name.strip() and file):
+        raise ValueError(f"`--benchmark` {spec!r} is not NAME=FILE, for example AIME24=aime24.jsonl.")
     if not file and spec.endswith((".jsonl", ".json")):
         name, file = Path(spec).stem, spec
     canonical = {known.lower(): known for known in NAMED}

@@ -146,8 +146,10 @@ def _unquote(text: str) -> str:
     return text
 
 
-def brace_arguments(text: str) -> str:
+def brace_arguments(text: str, depth: int = 0) -> str:
     """Give `\\frac` and `\\sqrt` their arguments in braces, and read `\\sqrt(...)` as it was meant."""
+    if depth > MAX_LAYERS:
+        return text
     out, index = [], 0
     for match in re.finditer(r"\\(frac|sqrt)(?![a-zA-Z])", text):
         if match.start() < index:
@@ -162,14 +164,14 @@ def brace_arguments(text: str) -> str:
                 index = root.end()
             paren = re.compile(r"\s*\(([^()]*)\)").match(text, index)
             if paren:
-                out.append(f"{{{brace_arguments(paren.group(1))}}}")
+                out.append(f"{{{brace_arguments(paren.group(1), depth + 1)}}}")
                 index = paren.end()
                 continue
         for _ in range(2 if match.group(1) == "frac" else 1):
             found = _argument(text, index)
             if found is None:
                 break
-            out.append(f"{{{brace_arguments(found[0]).strip()}}}")
+            out.append(f"{{{brace_arguments(found[0], depth + 1).strip()}}}")
             index = found[1]
     out.append(text[index:])
     return "".join(out)

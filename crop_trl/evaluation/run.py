@@ -54,6 +54,11 @@ class Plan:
             raise ValueError(
                 f"`--benchmark` names {next(n for n in names if names.count(n) > 1)!r} twice; give it once."
             )
+        files = [self.store(benchmark).path for benchmark in self.stores()]
+        if same := [benchmark.name for benchmark, file in zip(self.stores(), files) if files.count(file) > 1]:
+            raise ValueError(
+                f"`--benchmark` names {' and '.join(same)} would share one file in `--output`; rename one."
+            )
         for benchmark in self.benchmarks:
             check_template(self.template or benchmark.template)
         golds = [example.answer for benchmark in self.benchmarks for example in benchmark.examples]

@@ -107,6 +107,14 @@ def test_unreachable_hub_gets_a_remedy(monkeypatch):
         ([{"answer": "1"}], "row 0 has no `problem`"),
         ([{"problem": "p"}], "row 0 has no `answer`"),
         ([{"problem": "p", "answer": "1", "id": "a"}] * 2, "has the id 'a' twice"),
+        (
+            [{"problem": "p", "answer": "1", "id": "1"}, {"problem": "q", "answer": "1", "id": 1}],
+            "has the id '1' twice",
+        ),
+        ([{"problem": "p", "answer": "1", "id": {"a": 1}}], "has an `id` that is a dict"),
+        ([{"problem": "p", "answer": float("nan")}], "row 0 has an `answer` that is 'nan'"),
+        ([{"problem": "p", "answer": ["1", "2"]}], "row 0 has an `answer` that is"),
+        ([{"problem": "p", "answer": True}], "row 0 has an `answer` that is 'True'"),
     ],
 )
 def test_wrong_files_are_explained(tmp_path, rows, words):
@@ -114,7 +122,16 @@ def test_wrong_files_are_explained(tmp_path, rows, words):
         load_benchmark(str(write(tmp_path / "x.jsonl", rows)))
 
 
+def test_rows_without_an_id_are_numbered(tmp_path):
+    rows = [{"problem": "p \ud800", "answer": "1", "id": None}, {"problem": "q", "answer": "1"}]
+    loaded = load_benchmark(str(write(tmp_path / "x.jsonl", rows)))
+    assert [(example.id, example.problem) for example in loaded.examples] == [("0", "p ?"), ("1", "q")]
+
+
 def test_unknown_names_are_explained(tmp_path):
+    for spec in ("=file.jsonl", "AIME24="):
+        with pytest.raises(ValueError, match="is not NAME=FILE"):
+            load_benchmark(spec)
     with pytest.raises(ValueError, match="'AIME26' is unknown: choose AIME24, .*MATH-500-Clean"):
         load_benchmark("AIME26")
     with pytest.raises(FileNotFoundError, match="does not exist"):

@@ -201,6 +201,10 @@ def test_generations_are_kept_when_a_request_fails(benchmark, tmp_path):
         ),
         (["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--vllm_options", "[1"], "`--vllm_options`"),
         (["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--vllm_options", "[1]"], "`--vllm_options`"),
+        (
+            ["--model", "m", "--benchmark", "a/b=SUMS", "a_b=SUMS", "--output", "OUT"],
+            "`--benchmark` names a/b and a_b would share one file",
+        ),
         (["--model", "m", "--benchmark", "tiny-math", "--output", "FILE"], "is a file: name a folder"),
         (["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--clean", "CUT"], "is not whole JSON"),
         (
@@ -225,6 +229,8 @@ def test_mistakes_get_one_sentence(arguments, words, tmp_path, monkeypatch):
         (tmp_path / name).write_text(content)
     (tmp_path / "CUTRUN").mkdir()
     (tmp_path / "CUTRUN" / "results.json").write_text('{"benchmarks": {')
+    (tmp_path / "SUMS").write_text('{"problem": "p", "answer": "1"}\n')
+    arguments = [argument.replace("=SUMS", f"={tmp_path / 'SUMS'}") for argument in arguments]
     paths = {"OUT": tmp_path / "run", **{name: tmp_path / name for name in (*files, "CUTRUN")}}
     monkeypatch.setattr(sys, "argv", ["evaluate.py", *(str(paths.get(argument, argument)) for argument in arguments)])
     with pytest.raises(SystemExit) as stopped:
