@@ -50,12 +50,12 @@ def _poses_equation(first: str, last: str) -> bool:
         before = first
         first = _CALL.sub(lambda m: m.group() if m.group(1) in m.group(2) else " 0 ", first)
     product = re.match(r"([A-Za-z]) ?\(.*\1.*\)\Z", first)  # x(x+1)
-    inverted = re.match(r"\\(?:log|ln|lg|exp|sqrt)(?![a-zA-Z])|\| ?[a-z] ?\|", first)
-    if LABEL.match(first) and not product and not inverted:
+    inverted = re.match(r"\\(?:log|ln|lg|exp|sqrt)(?![a-zA-Z])|\| ?[a-y] ?\|", first)
+    if LABEL.match(first) and not product and not inverted and "\\pi" not in first:
         return False
-    if "\\pi" in first and "\\pi" in last:
-        return False  # \pi r^2 = 25\pi names an area
     letters = _free_letters(first)
+    if "\\pi" in first and "\\pi" in last and not {"x", "y", "z", "n"}.intersection(letters):
+        return False  # \pi r^2 = 25\pi names an area
     if len(set(letters)) != 1 or letters[0] in _free_letters(last):
         return False
     # x + 1/x is what is asked for; x^2 + x is a step.
@@ -93,5 +93,5 @@ def consistent(chain: list[str], scalars: Callable[[str, str], bool]) -> bool:
     values = {value for part in chain if (value := value_of(part)) is not None}
     if len(values) > 1:
         return False
-    roots = [part for part in chain if _NUMERIC.match(part) and re.search(r"\d", part) and value_of(part) is None]
+    roots = [part for part in chain if _NUMERIC.match(part) and re.search(r"\d|\\pi", part) and value_of(part) is None]
     return all(scalars(part, chain[-1]) for part in roots if part != chain[-1])

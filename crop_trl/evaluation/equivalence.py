@@ -142,6 +142,8 @@ def _same_residue(gold: str, prediction: str, equal: Scalars) -> bool:
             return numbers[2] > 0 and (numbers[0] - numbers[1]) % numbers[2] == 0
     if len(members) > 1 and not LABEL.match(members[0]) and single_letters(members[0]):
         return False  # 3x \equiv 1: not solved
+    if own and not modulus and None not in numbers and not 0 <= numbers[1] < numbers[2]:
+        return False  # 12 mod 5 is 2
     return equal(golds[-1], members[-1])
 
 

@@ -47,7 +47,7 @@ SAME_COMMAND = {
     "textstyle": " ", "limits": "", "left": "", "right": "",
     "bigl": "", "bigr": "", "Bigl": "", "Bigr": "", "biggl": "", "biggr": "", "Biggl": "", "Biggr": "", "big": "",
     "Big": "", "bigg": "", "Bigg": "", "middle": "", "mathstrut": "", "strut": "",
-    "checkmark": "", "therefore": "", "implies": r"\Rightarrow", "qed": "",
+    "checkmark": "", "square": "", "Box": "", "therefore": "", "implies": r"\Rightarrow", "qed": "",
     "blacksquare": "", "qedsymbol": "", "nonumber": "", "notag": "", "hfill": "", "null": "",
     "scriptstyle": " ", "lg": r"\log_{10}",
 }  # fmt: skip

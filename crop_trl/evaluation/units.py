@@ -30,7 +30,7 @@ RADIAN_NAMES = ("radian", "radians", "rad", "rads")
 NOT_UNITS = frozenset(
     "or and not no nor than more less least most about approximately approx roughly around to from but except plus "
     "minus over mod modulo if when for where with all any none only such that is are true false choose else "
-    "half at under below above between wrong incorrect twice thrice halves thirds tens squared cubed "
+    "half one case at under below above between wrong incorrect twice thrice halves thirds tens squared cubed "
     "factorial".split()
 )
 # The same, unless they belong to the noun that follows: 12 positive integers, 12 square feet.
