@@ -100,6 +100,9 @@ class CROPConfig(GRPOConfig):
             variable `TEACHER_API_KEY`.
         teacher_server_timeout (`float`, *optional*, defaults to `600.0`):
             Seconds that training waits for a teacher server that fails before it ends with an error.
+        preflight (`bool`, *optional*, defaults to `True`):
+            Check teacher, prompts and settings together on one row before training, see
+            [`~crop_trl.scoring.preflight.run_preflight`].
         score_tokens_per_batch (`int`, *optional*, defaults to `16384`):
             Tokens of one scoring forward, padding included.
         compile_layers (`bool`, *optional*, defaults to `False`):
@@ -172,6 +175,9 @@ class CROPConfig(GRPOConfig):
     )
     teacher_server_timeout: float = field(
         default=600.0, metadata={"help": "Seconds to wait for a failing teacher server before training ends."}
+    )
+    preflight: bool = field(
+        default=True, metadata={"help": "Check teacher, prompts and settings together on one row before training."}
     )
     score_tokens_per_batch: int = field(
         default=16384, metadata={"help": "Tokens of one scoring forward, padding included."}

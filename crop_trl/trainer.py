@@ -34,6 +34,7 @@ from .scoring import Scorer, TopKLogprobs
 from .scoring.head import add_token_head, sees_padding
 from .scoring.local import LocalScorer
 from .scoring.models import check_adapter, connect_teacher, make_teacher, warn_of_coarse_weights
+from .scoring.preflight import PreflightReport, run_preflight
 from .sharding import is_sharded, keep_full_outputs
 from .signals import NEGATIVE, PROMPT_COLUMNS, collect_signals, draw_negatives, prompt_kinds, tokenize_variants
 from .update import MicroBatch, Rollout, cut_rollout, make_micro_batch
@@ -156,6 +157,28 @@ class CROPTrainer(WholeCheckpoints, GRPOTrainer):
                 agree=largest_of(self.accelerator) if is_sharded(self.accelerator) else None,
             ),
         }
+        first_row = next(iter(train_dataset), None) if args.preflight and train_dataset is not None else None
+        if first_row is not None:
+            self._preflight(first_row)
+
+    def _preflight(self, row: dict[str, Any]) -> PreflightReport:
+        report = run_preflight(
+            self.scorers["teacher"],
+            row,
+            prompt_kinds(methods.get_method(self.args.method).needs),
+            lambda several: self._tokenize_prompts(several)[0],
+            self._tokenizer,
+            top_k=self.args.score_top_k,
+            vocab_size=self.model.config.get_text_config().vocab_size,
+            student_ends=self.eos_token_ids,
+            chat_template_kwargs=self.args.chat_template_kwargs,
+        )
+        stats = getattr(self.scorers["teacher"], "stats", None)
+        if stats is not None:
+            stats.reset()
+        if self.accelerator.is_main_process and not self.args.disable_tqdm:
+            print(f"Preflight: {report}.")
+        return report
 
     def _set_signature_columns_if_needed(self):
         super()._set_signature_columns_if_needed()

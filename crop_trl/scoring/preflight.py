@@ -1,0 +1,173 @@
+"""One short look at teacher, prompts and settings together, before the first step spends anything.
+
+What is seen here would not stop a run: scores that depend on what else is in a batch, or a response opened by other
+tokens after a paraphrase, are numbers like any other, and the wrong tokens are trained.
+"""
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+from ..data import check_rendering, generation_suffix
+from ..signals import PROMPT_COLUMNS, check_scored, tokenize_variants
+from . import Scorer
+from .local import LocalScorer
+from .server import ServerScorer
+
+# How far apart the scores of one sequence may be alone and in company, as the mean over its tokens (nats). The matrix
+# products of another batch size add in another order, which rounding turns into differences of about a tenth of these.
+TOLERANCES = {"float32": 2e-3, "float16": 0.05, "bfloat16": 0.2, "quantised": 0.5}
+_RESPONSE_TOKENS = 64
+
+
+@dataclass
+class PreflightReport:
+    """
+    What was found.
+
+    Args:
+        top_k (`int`): Entries that the teacher returns at each position.
+        drift (`float`): Mean difference between the scores of one sequence alone and in company (nats).
+        tolerance (`float`): What is allowed.
+        teacher_ends (`set[int]`, *optional*): Tokens that end a response for the teacher; `None` when not known.
+    """
+
+    top_k: int
+    drift: float
+    tolerance: float
+    teacher_ends: set[int] | None
+
+    def __str__(self) -> str:
+        ends = "not known" if self.teacher_ends is None else ", ".join(map(str, sorted(self.teacher_ends)))
+        return (
+            f"teacher returns {self.top_k} entries a position; a sequence alone and in company scores "
+            f"{self.drift:.1e} nats apart ({self.tolerance:g} allowed); its end tokens: {ends}"
+        )
+
+
+def run_preflight(
+    scorer: Scorer,
+    row: Mapping[str, Any],
+    kinds: Sequence[str],
+    tokenize: Callable[[list], list[list[int]]],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    top_k: int,
+    vocab_size: int,
+    student_ends: Iterable[int],
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> PreflightReport:
+    """
+    Check a teacher on one row of the dataset, in two calls of [`~crop_trl.scoring.Scorer.score`].
+
+    Args:
+        scorer ([`~crop_trl.scoring.Scorer`]): The teacher.
+        row (dataset row): With every kind of prompt in `kinds`.
+        kinds (sequence of `str`): Kinds of prompt that the method reads, `"original"` first.
+        tokenize (`Callable`): Renders prompts as training does.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): The student's.
+        top_k (`int`): K that is asked for.
+        vocab_size (`int`): Entries that the student can sample, with rows that only pad its head.
+        student_ends (iterable of `int`): Tokens that end a response in sampling.
+        chat_template_kwargs (`Mapping`, *optional*): Passed to the chat template.
+
+    Returns:
+        [`PreflightReport`]
+
+    Raises:
+        `ValueError`: in one sentence, a prompt that is rendered otherwise than the original, fewer entries than K,
+        scores that are not finite, or scores that depend on what else is in the batch.
+    """
+    prompts = {kind: tokenize_variants([row], kind, tokenize)[0] for kind in kinds}
+    _check_renderings(prompts, row, tokenizer, chat_template_kwargs)
+    teacher_ends = _ends_of(scorer)
+    _warn_of_ends(set(student_ends), teacher_ends, tokenizer)
+
+    prompt = prompts["original"][0]
+    others = [ids for kind in kinds for ids in prompts[kind]]
+    response = others[-1][:_RESPONSE_TOKENS]
+    last = vocab_size - 1  # any token the student can sample must be one that the teacher can score
+    alone = scorer.score([prompt, prompt], [response, [last]])
+    check_scored(alone, 2, "teacher")
+    wanted = min(top_k, vocab_size)
+    if alone.top_k < wanted:
+        raise ValueError(
+            f"`score_top_k` is {wanted}, but the teacher returns {alone.top_k} entries at each position; make it "
+            "return as many."
+        )
+    sampled = alone.sampled_logprobs[0, : len(response)]
+    if not torch.isfinite(sampled).all():
+        raise ValueError(
+            "The teacher's log-probabilities are not finite; load it in bfloat16 or float32 (`teacher_init_kwargs`)."
+        )
+    longer = [*response, *prompt]
+    company = scorer.score(
+        [*others, prompt, prompt, prompt[-1:]], [*([longer] * len(others)), response, response[:1], response]
+    )
+    again = company.sampled_logprobs[len(others), : len(response)]
+    drift, tolerance = (sampled - again).abs().mean().item(), TOLERANCES[_precision(scorer)]
+    if not drift <= tolerance:
+        raise ValueError(
+            f"The teacher's score of a sequence depends on what is scored beside it: {drift:.2g} nats a token apart, "
+            f"{tolerance:g} allowed; {_remedy(scorer)}"
+        )
+    return PreflightReport(alone.top_k, drift, tolerance, teacher_ends)
+
+
+def _check_renderings(prompts, row, tokenizer, chat_template_kwargs) -> None:
+    suffix = generation_suffix(tokenizer, row["prompt"], chat_template_kwargs)
+    for kind, several in prompts.items():
+        for ids in several:
+            check_rendering(PROMPT_COLUMNS[kind], ids, suffix)
+
+
+def _precision(scorer: Scorer) -> str:
+    if not isinstance(scorer, LocalScorer):
+        return "bfloat16"  # nobody says; it is what servers use
+    model = getattr(scorer.model, "module", scorer.model)
+    if getattr(model, "is_quantized", False):
+        return "quantised"
+    kinds = {str(p.dtype).removeprefix("torch.") for p in model.parameters()}
+    # The coarsest decides.
+    return max(kinds & set(TOLERANCES), key=TOLERANCES.get, default="float32")
+
+
+def _remedy(scorer: Scorer) -> str:
+    if isinstance(scorer, ServerScorer):
+        return "start the server with --no-enable-prefix-caching."
+    if isinstance(scorer, LocalScorer):
+        return "choose another `attn_implementation` in `teacher_init_kwargs`, such as 'eager'."
+    return "mend the scorer."
+
+
+def _ends_of(scorer: Scorer) -> set[int] | None:
+    """Tokens that end a response for the teacher, or `None` when they are not known here."""
+    if isinstance(scorer, LocalScorer):
+        config = getattr(getattr(scorer.model, "module", scorer.model), "generation_config", None)
+    elif isinstance(scorer, ServerScorer):
+        try:  # from disk only: this is no reason to wait for a hub
+            config = GenerationConfig.from_pretrained(scorer.servers[0].root, local_files_only=True)
+        except (OSError, ValueError):
+            config = None
+    else:
+        config = None
+    ends = getattr(config, "eos_token_id", None)
+    if ends is None:
+        return None
+    return {ends} if isinstance(ends, int) else set(ends)
+
+
+def _warn_of_ends(student: set[int], teacher: set[int] | None, tokenizer) -> None:
+    if teacher is None or student & teacher:
+        return
+    names = [", ".join(repr(tokenizer.decode([i])) for i in sorted(ends)) for ends in (student, teacher)]
+    warnings.warn(
+        f"The student ends a response with {names[0]} and the teacher with {names[1]}: the teacher will push the "
+        "student away from ending its responses; use a chat template or a `generation_config` that ends with the "
+        "teacher's.",
+        stacklevel=4,
+    )
