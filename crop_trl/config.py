@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import warnings
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,6 +46,20 @@ def _json_object(name: str, text: str) -> dict:
     if not isinstance(value, dict):
         raise ValueError(f"`{name}` must be a JSON object of keyword arguments, got {text!r}.")
     return value
+
+
+_SECRET = re.compile(r"(^|_)(token|key|secret|password)$", re.IGNORECASE)
+
+
+def _masked(value):
+    """A setting without what must reach no log: values of secret names, and passwords inside of addresses."""
+    if isinstance(value, dict):
+        return {
+            k: "<hidden>" if _SECRET.search(str(k)) and isinstance(v, str) else _masked(v) for k, v in value.items()
+        }
+    if isinstance(value, list):
+        return [_masked(item) for item in value]
+    return re.sub(r"(?<=://)[^/@\s]+@", "<hidden>@", value) if isinstance(value, str) else value
 
 
 _SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
@@ -204,6 +219,10 @@ class CROPConfig(GRPOConfig):
         check_launch(self)
         self._check_windows()
         self._check_compilation()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, for logs: as in [`~transformers.TrainingArguments`], secrets are masked, nested ones too."""
+        return {name: _masked(value) for name, value in super().to_dict().items()}
 
     @property
     def windows_per_generation(self) -> int:

@@ -24,6 +24,7 @@ from trl import ModelConfig, TrlParser, get_peft_config
 from crop_trl import CROPConfig, CROPTrainer
 from crop_trl.evaluation.grading import accuracy_reward
 from crop_trl.memory import warn_of_memory
+from crop_trl.reporting import report_rollouts
 from crop_trl.triplets import DEFAULT_PROMPT_TEMPLATE, load_triplets
 
 REWARDS = {"accuracy": accuracy_reward, "none": None}
@@ -182,6 +183,7 @@ def main(argv: list[str] | None = None) -> None:
     else:
         if args.eval_on_start and trainer.accelerator.is_main_process:
             print(f"Evaluating the student on {len(trainer.eval_dataset)} held-out problems, then training.")
+        report_rollouts(trainer, {"dataset_name": script.dataset_name, "teacher": args.teacher_model_name_or_path})
         trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
         before = next((entry[ACCURACY] for entry in trainer.state.log_history if ACCURACY in entry), None)
         trainer.save_model()

@@ -1,0 +1,315 @@
+"""What a run tells Weights & Biases, trackio and TensorBoard beside the metrics of the trainer.
+
+The callbacks of transformers put every metric of training under `train/`, in one section of hundreds of charts. Those
+here keep the trainer's own groups (`selection/`, `scoring/`, `distillation/`, `rewards/`, ...) as sections, and add
+histograms of what is selected, responses with coloured tokens, and a card of the method. None of the three packages is
+imported before a run that reports to it starts.
+"""
+
+import html
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from transformers.integrations import TensorBoardCallback, TrackioCallback, WandbCallback
+from transformers.integrations.integration_utils import rewrite_logs
+
+from .analysis.heatmap.text import token_pieces, visible_text
+from .callbacks import RolloutCallback, RolloutRecord
+from .config import CROPConfig
+from .methods import get_method
+
+RESPONSES = 4
+# A table of responses is large: a run logs about this many.
+TABLES = 10
+
+
+def group_metrics(logs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Metrics of training that name their own group (`selection/...`), and all others."""
+    own = {name: value for name, value in logs.items() if "/" in name and not name.startswith(("eval_", "test_"))}
+    return own, {name: value for name, value in logs.items() if name not in own}
+
+
+def method_card(args: CROPConfig, settings: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """
+    What a run trains, in words: for the page of the run.
+
+    Args:
+        args ([`CROPConfig`]): The run's.
+        settings (mapping, *optional*): What else describes it, such as the dataset's name.
+
+    Returns:
+        `dict[str, str]`: Heading -> text.
+    """
+    method = get_method(args.method)
+
+    def what(function):
+        return " ".join((inspect.getdoc(function) or function.__name__).split("\n\n")[0].split())
+
+    budget = f"{args.retention_ratio:g} of each response, at least {args.min_tokens}"
+    card = {
+        "Method": args.method,
+        "Trained tokens": budget if method.score else "all",
+        "Ranked by": what(method.score) if method.score else "nothing: every token is trained",
+        "Weighted by": what(method.weight) if method.weight else "nothing",
+        "Teacher's target": what(method.teacher_target) if method.teacher_target else "log T of the sampled token",
+        "Signals": ", ".join(method.needs),
+        "Vocabulary entries scored (K)": str(args.score_top_k),
+        "Strength of the teacher (lambda)": f"{args.lambda_opd:g}",
+        "Clipping": f"{1 - args.epsilon:g} to {1 + args.epsilon_high:g}",
+    }
+    return {**card, **{name: str(value) for name, value in (settings or {}).items() if value not in (None, "")}}
+
+
+def histograms(rollout: RolloutRecord) -> dict[str, np.ndarray]:
+    """Values of this process's tokens whose distribution is worth a look, of all tokens and of the kept ones."""
+    mask, kept = rollout.loss_mask.bool(), rollout.selection.mask.bool()
+    found = {}
+    if rollout.selection.scores is not None:
+        scores = rollout.selection.scores.detach().float()
+        found["score"], found["score_kept"] = scores[mask], scores[kept]
+    if rollout.student_entropy is not None:
+        found["student_entropy"], found["student_entropy_kept"] = (rollout.student_entropy[m] for m in (mask, kept))
+    length = mask.sum(-1, keepdim=True).clamp(min=1)
+    # 0 at the first token of a response, towards 1 at its end.
+    found["position_kept"] = (((mask.cumsum(-1) - 1) / length).clamp(min=0))[kept]
+    arrays = {f"histograms/{name}": values.float().cpu().numpy() for name, values in found.items()}
+    finite = {name: values[np.isfinite(values)] for name, values in arrays.items()}
+    return {name: values for name, values in finite.items() if values.size}
+
+
+@dataclass(frozen=True)
+class ExampleResponse:
+    """
+    One response for reading.
+
+    Args:
+        prompt (`str`): The problem.
+        pieces (`list[str]`): Decoded tokens.
+        kept (`list[bool]`): Which are trained.
+        scores (`list[float]`, *optional*): What ranked them.
+    """
+
+    prompt: str
+    pieces: list[str]
+    kept: list[bool]
+    scores: list[float] | None
+
+    @property
+    def kept_share(self) -> float:
+        """Share of the tokens that is trained."""
+        return sum(self.kept) / max(len(self.kept), 1)
+
+    def to_html(self) -> str:
+        """Tokens on blue (orange below 0) as strong as their score, the kept ones framed; values on hover."""
+        scores = self.scores if self.scores is not None else [0.0] * len(self.pieces)
+        finite = [abs(s) for s in scores if np.isfinite(s)]
+        limit = max(finite, default=0.0) or 1.0
+        parts = []
+        for piece, kept, score in zip(self.pieces, self.kept, scores):
+            share = min(abs(score) / limit, 1.0) if np.isfinite(score) else 0.0
+            text = html.escape(visible_text(piece)).replace("\n", "⏎<br>")
+            # Plain text for most tokens keeps a response of thousands of them small.
+            if not kept and share < 0.05:
+                parts.append(text)
+                continue
+            colour = "33,113,181" if score >= 0 else "217,96,10"
+            style = f"background:rgba({colour},{0.6 * share:.2f});"
+            if kept:
+                style += "box-shadow:0 0 0 1.5px #000;border-radius:2px;margin:0 2px;font-weight:600"
+            title = f' title="{score:.4g}"' if self.scores is not None else ""
+            # The space before a word stays outside, or neighbouring frames would run into each other.
+            word = text.lstrip(" ")
+            parts.append(f'{" " * (len(text) - len(word))}<span style="{style}"{title}>{word or "␣"}</span>')
+        return (
+            '<div style="font:14px/1.9 sans-serif;color:#111;background:#fff;padding:8px">'
+            f'<p style="color:#666">{html.escape(visible_text(self.prompt))}</p>{"".join(parts)}'
+            '<p style="color:#666;font-size:12px">Framed: trained. Blue: score above 0, orange: below; '
+            "the strongest colour is the largest score of this response. Framed without colour: the budget is fixed, "
+            "so the next best fill it up.</p></div>"
+        )
+
+    def to_markdown(self) -> str:
+        """Kept tokens in bold, for backends that show no HTML."""
+        parts = []
+        for piece, kept in zip(self.pieces, self.kept):
+            text = "".join(f"\\{c}" if c in "\\`*_{}[]()#+-.!|<>~$" else c for c in visible_text(piece))
+            core = text.strip()
+            parts.append(text.replace(core, f"**{core}**", 1) if kept and core else text)
+        return "".join(parts).replace("****", "").replace("\n", "  \n")
+
+
+def example_responses(rollout: RolloutRecord, count: int = RESPONSES) -> list[ExampleResponse]:
+    """Responses spread over this process's batch, so of different prompts where there are any."""
+    total = len(rollout.completion_ids)
+    prompts = rollout.texts.get("original", [""] * total)
+    examples = []
+    for row in sorted({round(i * total / count) for i in range(count)} & set(range(total))):
+        n = len(rollout.completion_ids[row])
+        scores = rollout.selection.scores
+        examples.append(
+            ExampleResponse(
+                prompts[row],
+                token_pieces(rollout.tokenizer, rollout.completion_ids[row]),
+                rollout.selection.mask[row, :n].tolist(),
+                None if scores is None else scores[row, :n].tolist(),
+            )
+        )
+    return examples
+
+
+def _card_html(card: Mapping[str, str]) -> str:
+    rows = "".join(
+        f'<tr><td style="padding:2px 16px 2px 0;color:#666">{html.escape(k)}</td><td>{html.escape(v)}</td></tr>'
+        for k, v in card.items()
+    )
+    return f'<table style="font:14px sans-serif;color:#111;background:#fff">{rows}</table>'
+
+
+def _card_markdown(card: Mapping[str, str]) -> str:
+    cells = (f"| {k} | {v.replace('|', chr(92) + '|')} |" for k, v in card.items())
+    return "\n".join(["| | |", "|---|---|", *cells])
+
+
+class RunReports(RolloutCallback):
+    """
+    What all backends are sent; each subclass says how.
+
+    Args:
+        settings (mapping, *optional*): Goes to the run's configuration and the method's card, such as the dataset.
+    """
+
+    def __init__(self, settings: Mapping[str, Any] | None = None):
+        super().__init__()
+        self.settings = dict(settings or {})
+        self._last_table: int | None = None
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        super().on_train_begin(args, state, control, **kwargs)
+        if state.is_world_process_zero:
+            self.send_card(method_card(args, self.settings))
+
+    def on_rollout(self, args, state, control, rollout: RolloutRecord, **kwargs):
+        # With the metrics of the step that it belongs to.
+        if not state.is_world_process_zero or (rollout.step + 1) % max(1, int(state.logging_steps)):
+            return
+        self.send_histograms(histograms(rollout), rollout.step)
+        if self._last_table is None or rollout.step - self._last_table >= state.max_steps / TABLES:
+            self._last_table = rollout.step
+            self.send_responses(example_responses(rollout), rollout.step)
+
+    def send_card(self, card: Mapping[str, str]) -> None:
+        """Show the method's card and keep the settings."""
+        raise NotImplementedError
+
+    def send_histograms(self, values: Mapping[str, np.ndarray], step: int) -> None:
+        """Show distributions."""
+        raise NotImplementedError
+
+    def send_responses(self, responses: Sequence[ExampleResponse], step: int) -> None:
+        """Show responses."""
+        raise NotImplementedError
+
+
+_COLUMNS = ["step", "prompt", "response", "kept share"]
+
+
+class WandbReports(RunReports, WandbCallback):
+    """Weights & Biases: everything."""
+
+    def on_log(self, args, state, control, model=None, logs=None, **kwargs):
+        own, others = group_metrics(logs)
+        if not self._initialized:
+            self.setup(args, state, model)
+        if own and state.is_world_process_zero:
+            # One row of the run's history for both.
+            self._wandb.log(own, commit=False)
+        super().on_log(args, state, control, model=model, logs=others, **kwargs)
+
+    def send_card(self, card):
+        self._wandb.config.update({**self.settings, "method_card": dict(card)}, allow_val_change=True)
+        self._wandb.log({"method_card": self._wandb.Html(_card_html(card)), "train/global_step": 0})
+
+    def send_histograms(self, values, step):
+        panels = {name: self._wandb.Histogram(array) for name, array in values.items()}
+        self._wandb.log({**panels, "train/global_step": step + 1})
+
+    def send_responses(self, responses, step):
+        rows = [[step + 1, r.prompt, self._wandb.Html(r.to_html()), r.kept_share] for r in responses]
+        table = self._wandb.Table(columns=_COLUMNS, data=rows)
+        self._wandb.log({"rollouts/responses": table, "train/global_step": step + 1})
+
+
+class TrackioReports(RunReports, TrackioCallback):
+    """trackio: everything; kept tokens are set in bold, its tables show no HTML."""
+
+    def on_log(self, args, state, control, model=None, logs=None, **kwargs):
+        own, others = group_metrics(logs)
+        if not self._initialized:
+            self.setup(args, state, model)
+        if state.is_world_process_zero:
+            self._trackio.log({**own, **rewrite_logs(others), "train/global_step": state.global_step})
+
+    def send_card(self, card):
+        self._trackio.config.update({**self.settings, "method_card": dict(card)}, allow_val_change=True)
+        self._trackio.log({"method_card": self._trackio.Markdown(_card_markdown(card)), "train/global_step": 0})
+
+    def send_histograms(self, values, step):
+        panels = {name: self._trackio.Histogram(array) for name, array in values.items()}
+        self._trackio.log({**panels, "train/global_step": step + 1})
+
+    def send_responses(self, responses, step):
+        rows = [[step + 1, r.prompt, r.to_markdown(), r.kept_share] for r in responses]
+        table = self._trackio.Table(columns=_COLUMNS, data=rows)
+        self._trackio.log({"rollouts/responses": table, "train/global_step": step + 1})
+
+
+class TensorBoardReports(RunReports, TensorBoardCallback):
+    """TensorBoard: metrics, histograms, and texts in which kept tokens are bold."""
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        own, others = group_metrics(logs)
+        super().on_log(args, state, control, logs=others, **kwargs)
+        if state.is_world_process_zero and self.tb_writer is not None:
+            for name, value in own.items():
+                self.tb_writer.add_scalar(name, value, state.global_step)
+            self.tb_writer.flush()
+
+    def send_card(self, card):
+        self.tb_writer.add_text("method_card", _card_markdown(card))
+        if self.settings:
+            self.tb_writer.add_text("settings", _card_markdown({k: str(v) for k, v in self.settings.items()}))
+
+    def send_histograms(self, values, step):
+        for name, array in values.items():
+            self.tb_writer.add_histogram(name, array, step + 1)
+
+    def send_responses(self, responses, step):
+        for number, response in enumerate(responses):
+            text = f"{response.prompt}\n\n---\n\n{response.to_markdown()}"
+            self.tb_writer.add_text(f"rollouts/response_{number + 1}", text, step + 1)
+
+
+_REPORTS = {WandbCallback: WandbReports, TrackioCallback: TrackioReports, TensorBoardCallback: TensorBoardReports}
+
+
+def report_rollouts(trainer, settings: Mapping[str, Any] | None = None) -> list[str]:
+    """
+    Replace the trainer's callbacks of Weights & Biases, trackio and TensorBoard by those here.
+
+    Args:
+        trainer ([`~crop_trl.CROPTrainer`]): Before `train`; what it reports to is `args.report_to`.
+        settings (mapping, *optional*): What else describes the run, such as the dataset's name.
+
+    Returns:
+        `list[str]`: Names of the callbacks put in.
+    """
+    placed = []
+    for standard, own in _REPORTS.items():
+        if any(type(callback) is standard for callback in trainer.callback_handler.callbacks):
+            trainer.remove_callback(standard)
+            trainer.add_callback(own(settings))
+            placed.append(own.__name__)
+    return placed
