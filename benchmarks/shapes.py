@@ -65,12 +65,15 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def save_model(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: str) -> Qwen3ForCausalLM:
-    """Write a model to disk in bf16, where an engine can load it from, and let the model know its place."""
-    dtype = model.dtype
-    model.to(torch.bfloat16).save_pretrained(folder)
+    """Write a model to disk in bf16, where an engine can load it from, and tell the model where."""
+    # Not by casting the model, which would round its rotary frequencies too.
+    weights = {name: weight.to(torch.bfloat16) for name, weight in model.state_dict().items()}
+    dtype, model.config.dtype = model.config.dtype, torch.bfloat16
+    model.save_pretrained(folder, state_dict=weights)
+    model.config.dtype = dtype
     tokenizer.save_pretrained(folder)
     model.config._name_or_path = model.name_or_path = folder
-    return model.to(dtype)
+    return model
 
 
 def draw_lengths(count: int, mean: float = 1_500, longest: int = 4_096, seed: int = 0) -> list[int]:

@@ -30,6 +30,7 @@ from .distributed import RunningMeans, gather_ragged, largest_of
 from .divergence import residual_mass
 from .export import SelectionExport
 from .loss import opd_advantages, sampled_opd_loss
+from .rotary import restore_rotary_frequencies
 from .scoring import Scorer, TopKLogprobs
 from .scoring.head import add_token_head, sees_padding
 from .scoring.local import LocalScorer
@@ -142,6 +143,7 @@ class CROPTrainer(WholeCheckpoints, GRPOTrainer):
         keep_full_outputs(self.accelerator)
         warn_of_coarse_weights(self.model, args.learning_rate)
         student = self.model.get_base_model() if is_peft_model(self.model) else self.model
+        restore_rotary_frequencies(student)
         add_token_head(student)
         if args.compile_layers:
             compile_layers(student)

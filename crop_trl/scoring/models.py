@@ -10,6 +10,7 @@ from trl.distributed import DistributedBackend
 
 from ..compilation import compile_layers
 from ..distributed import largest_of
+from ..rotary import restore_rotary_frequencies
 from ..sharding import load_whole, shard_teacher
 from . import Scorer
 from .head import add_token_head
@@ -127,6 +128,7 @@ def make_teacher(
     if any(id(parameter) in own for parameter in teacher.parameters()):
         raise ValueError("Student and teacher share weights; pass a copy of the model, or its path, as `teacher`.")
     teacher = teacher.eval().requires_grad_(False)
+    restore_rotary_frequencies(teacher)
     scoring = (args.score_top_k, pad_token_id, args.score_tokens_per_batch)
     if sharded:
         add_token_head(teacher)
