@@ -3,6 +3,9 @@
 Speed and memory do not depend on what the weights are, so nothing has to be downloaded.
 """
 
+import json
+from pathlib import Path
+
 import numpy as np
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -68,9 +71,9 @@ def save_model(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, fold
     """Write a model to disk in bf16, where an engine can load it from, and tell the model where."""
     # Not by casting the model, which would round its rotary frequencies too.
     weights = {name: weight.to(torch.bfloat16) for name, weight in model.state_dict().items()}
-    dtype, model.config.dtype = model.config.dtype, torch.bfloat16
     model.save_pretrained(folder, state_dict=weights)
-    model.config.dtype = dtype
+    config = Path(folder) / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "dtype": "bfloat16"}, indent=2))
     tokenizer.save_pretrained(folder)
     model.config._name_or_path = model.name_or_path = folder
     return model
