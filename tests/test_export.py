@@ -1,6 +1,10 @@
 """The export of a run: read back it is what was selected, whole files only, and no row twice after a resume."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -114,3 +118,19 @@ def test_a_long_rollout_costs_a_few_bytes_a_token(tmp_path):
     per_token = path.stat().st_size / lengths.sum()
     assert per_token < 9, per_token
     assert pq.read_metadata(path).num_rows == 16
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+@pytest.mark.xdist_group("processes")
+def test_each_process_writes_its_own_rows(tmp_path):
+    script = Path(__file__).parent / "scripts" / "exporting.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    subprocess.run([*command, str(script), str(tmp_path), "2"], env=environment, check=True, timeout=200)
+    assert sorted(path.name for path in (tmp_path / FOLDER).iterdir()) == [
+        f"step_00000{step}.process_00{process}.parquet" for step in (0, 1) for process in (0, 1)
+    ]
+    table = read_export(tmp_path)
+    places = list(zip(table.column("step").to_pylist(), table.column("row").to_pylist()))
+    assert places == [(step, row) for step in (0, 1) for row in range(8)]
