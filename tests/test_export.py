@@ -125,7 +125,7 @@ def test_a_long_rollout_costs_a_few_bytes_a_token(tmp_path):
 @pytest.mark.xdist_group("processes")
 def test_each_process_writes_its_own_rows(tmp_path):
     script = Path(__file__).parent / "scripts" / "exporting.py"
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     subprocess.run([*command, str(script), str(tmp_path), "2"], env=environment, check=True, timeout=200)
     assert sorted(path.name for path in (tmp_path / FOLDER).iterdir()) == [
