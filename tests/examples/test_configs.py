@@ -1,11 +1,15 @@
 """The files that users start from."""
 
+import re
 from pathlib import Path
 
 import pytest
 import yaml
+from memory_plan import launch_of, shape_of
 from train_crop import ScriptArguments, TrainConfig
 from trl import ModelConfig, TrlParser
+
+from crop_trl.memory import plan_memory, settings_from
 
 ROOT = Path(__file__).parents[2]
 ON_A_CPU = ["--use_cpu", "true", "--bf16", "false", "--use_vllm", "false", "--teacher_placement", "resident"]
@@ -43,3 +47,21 @@ def test_every_launch_file_says_what_it_is_for(path):
         assert settings["deepspeed_config"]["zero_stage"] == int(name[-1])
     if name == "fsdp2":
         assert settings["fsdp_config"]["fsdp_version"] == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "launch", "student", "teacher"),
+    [("setting_a", "zero2_8gpu", "1.7B", "4B"), ("setting_b", "zero3_8gpu", "4B", "8B")],
+)
+@pytest.mark.parametrize("gpu_gib", [31.5, 79.0])
+def test_the_papers_settings_fit_eight_gpus(name, launch, student, teacher, gpu_gib):
+    """Also with the values for 32 GB that stand beside the others in the file."""
+    text = (ROOT / "examples" / "configs" / f"{name}.yaml").read_text()
+    if gpu_gib < 40:
+        text, changed = re.subn(r"^(\w+): [^#\n]*# 32 GB: ([\d.]+).*$", r"\1: \2", text, flags=re.MULTILINE)
+        assert changed == 3
+    strategy, processes = launch_of(ROOT / "accelerate_configs" / f"{launch}.yaml")
+    shapes = [shape_of(size) for size in (student, teacher)]
+    settings = settings_from(yaml.safe_load(text), shapes[0], strategy=strategy, processes=processes, gpu_gib=gpu_gib)
+    plan = plan_memory(*shapes, settings)
+    assert plan.fits, plan.warning

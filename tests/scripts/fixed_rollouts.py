@@ -27,7 +27,7 @@ MAX_LENGTH = 12
 class FixedRollouts(CROPTrainer):
     """Samples by a hash of the prompt and of the response's place among that prompt's responses."""
 
-    masks = None
+    masks, rounded = None, None
 
     def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, **kwargs):
         first = self.accelerator.process_index * len(prompt_ids)
@@ -36,6 +36,11 @@ class FixedRollouts(CROPTrainer):
             digest = hashlib.sha256(repr((list(ids), (first + row) % num_generations)).encode()).digest()
             completions.append([5 + byte % 40 for byte in digest[: 1 + digest[0] % MAX_LENGTH]])
         return completions, None
+
+    def _log_update(self, inputs, logprobs, *rest):
+        # A type of fewer digits than fp32 shows in the values, whatever they are stored as by now.
+        self.rounded = torch.equal(logprobs, logprobs.bfloat16().float())
+        super()._log_update(inputs, logprobs, *rest)
 
     def _generate_and_score_completions(self, inputs):
         output = super()._generate_and_score_completions(inputs)
@@ -84,6 +89,7 @@ def run(case: str, args) -> dict[str, torch.Tensor]:
         "local_shares": torch.tensor([local_share(trainer.model), local_share(scorer.model)]),
         "extra_forwards": accelerator.gather(extra.to(accelerator.device)),
         "masks": trainer.masks,
+        "rounded": torch.tensor(trainer.rounded),
         "loss": torch.tensor(metric(trainer, "loss"), dtype=torch.float64),
         "grad_norm": torch.tensor(metric(trainer, "grad_norm"), dtype=torch.float64),
         "selected_tokens": torch.tensor(metric(trainer, "selection/selected_tokens")),
