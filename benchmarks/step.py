@@ -39,7 +39,7 @@ def make_trainer(args, methods: list[str]) -> CROPTrainer:
         max_completion_length=args.longest,
         gradient_checkpointing=args.checkpointing,
         compile_layers=args.compile and cuda,
-        max_steps=len(methods) * (1 + args.repeats),
+        max_steps=len(methods) * (args.warmup + args.repeats),
         use_vllm=args.vllm,
         vllm_mode="colocate",
         vllm_enable_sleep_mode=cuda,
@@ -91,6 +91,7 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=4_096)
     parser.add_argument("--rows", type=int, default=4, help="responses of a micro-batch, on average")
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--warmup", type=int, default=2, help="steps of each method that are not counted")
     parser.add_argument("--tokens-per-batch", type=int, default=16_384)
     parser.add_argument("--placement", default="resident")
     parser.add_argument("--vllm-memory", type=float, default=0.35)
@@ -109,7 +110,7 @@ def main() -> None:
     trainer.train()
     for row in clock.rows:
         print(json.dumps(row), flush=True)
-    medians = {m: {part: round(clock.median(part, m), 3) for part in PARTS} for m in methods}
+    medians = {m: {part: round(clock.median(part, m, args.warmup), 3) for part in PARTS} for m in methods}
     peak = torch.cuda.max_memory_allocated() / 2**30 if args.device.startswith("cuda") else 0.0
     details = {"student": args.student, "teacher": args.teacher, "responses": args.responses, "parts": medians}
     details.update(compiled=args.compile, checkpointing=args.checkpointing, peak_gib=round(peak, 2))
@@ -120,7 +121,7 @@ def main() -> None:
             clock.methods, clock.rows = ["crop"], []
             trainer.args.max_steps, trainer.state.global_step = 1 + args.repeats, 0
             trainer.train()
-            parts = {part: round(clock.median(part), 3) for part in PARTS}
+            parts = {part: round(clock.median(part, skip=1), 3) for part in PARTS}
             sides.append({"ahead": ahead.enabled, "sequences_ahead": ahead.ahead, **parts})
             print(json.dumps(sides[-1]), flush=True)
         record("scoring_ahead", sides[1]["step"], sides[0]["step"], args.device, args.output, sides=sides)

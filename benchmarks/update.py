@@ -38,6 +38,8 @@ def reward(completion_ids, **kwargs) -> list[float]:
 def run(kind, model, args, rows: int, methods=(), checkpointing: bool = True, profile: bool = False) -> StepClock:
     """A few steps of one trainer."""
     cuda = args.device.startswith("cuda")
+    # A trainer turns checkpointing on and leaves it so, and the model outlives the trainer.
+    model.gradient_checkpointing_disable()
     settings = dict(
         output_dir=tempfile.mkdtemp(),
         use_cpu=not cuda,

@@ -242,8 +242,8 @@ def _update(shape: ModelShape, s: MemorySettings) -> dict[str, float]:
 
 
 def _scoring(shape: ModelShape, s: MemorySettings) -> float:
-    # The head comes after the layers: two tiles of fp32 logits beside the hidden states.
-    head = 2 * 4 * TILE_ELEMENTS + s.score_tokens * 4 * shape.hidden
+    # The head comes after the layers: a tile of fp32 logits beside the hidden states.
+    head = 4 * TILE_ELEMENTS + s.score_tokens * 4 * shape.hidden
     return max(s.score_tokens * shape.working_bytes_per_token, head)
 
 
