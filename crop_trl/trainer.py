@@ -157,6 +157,7 @@ class CROPTrainer(WholeCheckpoints, GRPOTrainer):
                 args.score_tokens_per_batch,
                 context=self.accelerator.autocast,
                 agree=largest_of(self.accelerator) if is_sharded(self.accelerator) else None,
+                as_trained=True,
             ),
         }
         first_row = next(iter(train_dataset), None) if args.preflight and train_dataset is not None else None

@@ -112,7 +112,7 @@ def differences(result: dict, case: str, one: dict) -> dict[str, float]:
     ("config", "cases"),
     [
         ("ddp", EVERY_METHOD),
-        ("zero1", RESIDENT),
+        pytest.param("zero1", RESIDENT, marks=pytest.mark.slow),
         ("zero2", RESIDENT),
         ("zero3", RESIDENT + SHARDED),
         ("fsdp2", RESIDENT + SHARDED),
@@ -252,6 +252,7 @@ def test_a_launch_that_would_run_something_else_is_refused(monkeypatch, environm
         check_launch(asked_for(**settings))
 
 
+@pytest.mark.slow
 def test_a_real_launch_that_would_run_something_else_is_refused(tmp_path):
     """DeepSpeed beside `use_cpu`: the launcher says nothing, and plain data parallelism would run."""
     command, environment = launch_command("zero2", 2, SCRIPT, ["--output", str(tmp_path), "--per-device", "4"])

@@ -74,7 +74,8 @@ def add_token_head(model: PreTrainedModel) -> None:
     Called with `head_positions [N]` (flat indices into `[R * L]`) and `head_targets [N]` it runs the backbone on
     `input_ids [R, L]`, gathers those hidden states, and returns a [`TokenHeadOutput`]. Without `top_k`, log-probs and
     entropy carry gradient and only the chosen positions are ever projected, forward or backward, on any device. With
-    `top_k` the K most likely entries are returned, without gradient. Patching twice changes nothing.
+    `top_k` the K most likely entries are returned, without gradient; `as_trained` rounds them as the pass without it
+    does. Patching twice changes nothing.
 
     Args:
         model ([`~transformers.PreTrainedModel`]):
@@ -88,7 +89,7 @@ def add_token_head(model: PreTrainedModel) -> None:
 
     # `generate` reads the signature to learn which arguments a model takes.
     @functools.wraps(type(model).forward)
-    def forward(self, *args, head_positions=None, head_targets=None, top_k=None, **kwargs):
+    def forward(self, *args, head_positions=None, head_targets=None, top_k=None, as_trained=False, **kwargs):
         if head_positions is None:
             return original_forward(self, *args, **kwargs)
         kwargs.pop("labels", None)
@@ -110,7 +111,8 @@ def add_token_head(model: PreTrainedModel) -> None:
                 bias = None if bias is None else bias.full_tensor()
             chosen, targets = chosen.to(weight.device), targets.to(weight.device)
             if top_k is not None:
-                return topk_projection(chosen, weight, targets, top_k, bias=bias, softcap=softcap, scale=scale)
+                transform = {"bias": bias, "softcap": softcap, "scale": scale}
+                return topk_projection(chosen, weight, targets, top_k, **transform, as_trained=as_trained)
             logprobs, entropy, *_ = ChunkedLogProbFunction.apply(
                 chosen, weight, bias, targets, 1.0, min(_CHUNK, weight.size(0)), softcap, scale, ("entropy",)
             )

@@ -72,6 +72,8 @@ class LocalScorer:
         agree (`Callable`, *optional*):
             For a model that is spread over processes, all of which have to make the same number of forwards: takes the
             number that this process needs and returns the largest on any.
+        as_trained (`bool`, *optional*, defaults to `False`):
+            Round as the model's training pass does, for a model that is in training.
         offload ([`~crop_trl.scoring.placement.OffloadedWeights`], *optional*):
             Brings the weights to the device for each call of [`LocalScorer.score`].
     """
@@ -84,6 +86,7 @@ class LocalScorer:
         tokens_per_batch: int = 16384,
         context: Callable[[], AbstractContextManager] = nullcontext,
         agree: Callable[[int], int] | None = None,
+        as_trained: bool = False,
         offload: OffloadedWeights | None = None,
     ):
         self.model = model
@@ -92,6 +95,7 @@ class LocalScorer:
         self.tokens_per_batch = tokens_per_batch
         self.context = context
         self.agree = agree
+        self.as_trained = as_trained
         self.offload = offload
         self.stats = ScoringStats()
         if isinstance(model, PreTrainedModel):
@@ -175,4 +179,5 @@ class LocalScorer:
                 head_positions=batch.positions,
                 head_targets=batch.targets,
                 top_k=top_k,
+                as_trained=self.as_trained,
             )

@@ -75,15 +75,15 @@ def head_transform(config) -> tuple[float | None, float]:
     return softcap, float(divisor) if text.model_type == "hyperclovax" else 1.0 / float(divisor)
 
 
-def _logits(hidden, weight, bias, softcap, scale) -> torch.Tensor:
-    autocast = torch.is_autocast_enabled(hidden.device.type)
-    if hidden.device.type == "cuda" and hidden.dtype in (torch.float16, torch.bfloat16) and not autocast:
+def _logits(hidden, weight, bias, softcap, scale, as_trained) -> torch.Tensor:
+    as_trained = as_trained or torch.is_autocast_enabled(hidden.device.type)
+    if hidden.device.type == "cuda" and hidden.dtype in (torch.float16, torch.bfloat16) and not as_trained:
         # The tensor cores accumulate in fp32 anyway; rounding the result to bf16 would move a logit of 20 by up to 0.06
         # and make the top K full of ties.
         z = torch.mm(hidden, weight.t(), out_dtype=torch.float32)
     else:
-        # Under autocast, that is for a student in training, the logits are rounded as its training pass rounds them, so
-        # that the probability ratio is 1 before the first update.
+        # For a student in training, under autocast or with the half-precision weights of DeepSpeed, the logits are
+        # rounded as its training pass rounds them, so that the probability ratio is 1 before the first update.
         z = torch.mm(hidden, weight.t()).float()
     if bias is not None:
         z += bias.float()
@@ -104,6 +104,7 @@ def topk_projection(
     bias: torch.Tensor | None = None,
     softcap: float | None = None,
     scale: float = 1.0,
+    as_trained: bool = False,
     tile_elements: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """
@@ -122,6 +123,8 @@ def topk_projection(
             Entries to return, at most V of them; 0 returns none.
         bias (`torch.Tensor` of shape `[V]`, *optional*), softcap, scale:
             See [`head_transform`].
+        as_trained (`bool`, *optional*, defaults to `False`):
+            Round logits to the type of `hidden`, as the training pass does, where they could be had in fp32.
         tile_elements (`int`, *optional*):
             Logits of a tile; by default what suits the device.
 
@@ -139,7 +142,7 @@ def topk_projection(
     tile = max(1, tile_elements // vocab)
     for start in range(0, n, tile):
         rows = slice(start, start + tile)
-        z = _logits(hidden[rows], weight, bias, softcap, scale)
+        z = _logits(hidden[rows], weight, bias, softcap, scale, as_trained)
         log_normalizer, values, indices = tile_topk(z, k)
         target_logprobs[rows] = (z.gather(-1, target_ids[rows, None].long()) - log_normalizer).squeeze(-1)
         logprobs[rows] = values - log_normalizer

@@ -177,6 +177,21 @@ def test_bf16_teacher_on_a_gpu_keeps_fp32_logits():
     torch.testing.assert_close(sampled.double(), exact.gather(-1, targets[:, None])[:, 0], atol=1e-3, rtol=0)
 
 
+@pytest.mark.gpu
+def test_a_student_with_half_precision_weights_is_scored_as_it_is_trained():
+    """As under DeepSpeed, where no autocast tells: the ratio of the first update has to be 1."""
+    model = make_model(0, vocab=5000).to("cuda", torch.bfloat16)
+    rng = random.Random(8)
+    prompts, completions = random_ids(rng, 4, 2, 9), random_ids(rng, 4, 3, 12)
+    scored = LocalScorer(model, 4, 0, as_trained=True).score(prompts, completions)
+    exact = LocalScorer(model, 4, 0).score(prompts, completions)
+    batch = pack(prompts, completions, range(4), 0).to("cuda")
+    trained = model(input_ids=batch.input_ids, head_positions=batch.positions, head_targets=batch.targets).logprobs
+    here = scored.sampled_logprobs[batch.rows, batch.columns]
+    torch.testing.assert_close(here, trained, atol=1e-4, rtol=0)
+    assert (exact.sampled_logprobs[batch.rows, batch.columns] - trained).abs().max() > 1e-4
+
+
 def test_groups_respect_the_budget_and_lose_nothing():
     rng = random.Random(5)
     for _ in range(50):
