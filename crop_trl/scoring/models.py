@@ -55,7 +55,8 @@ def connect_teacher(teacher: str | None, tokenizer: PreTrainedTokenizerBase | No
             Addresses, K, and the limits on lengths and waiting.
 
     Raises:
-        `ValueError`: a server does not answer, serves another model or vocabulary, or takes too few tokens.
+        `ValueError`: a server does not answer, serves another model or vocabulary, takes too few tokens or returns
+        fewer than K entries.
     """
     if teacher is not None and not isinstance(teacher, str):
         raise ValueError(
@@ -71,6 +72,9 @@ def connect_teacher(teacher: str | None, tokenizer: PreTrainedTokenizerBase | No
         process_index=args.process_index,
         num_processes=args.world_size,
     )
+    # The smallest sequence there is: tells whether the server returns K entries.
+    scorer.score([[0]], [[0]])
+    scorer.stats.reset()
     scorer.check_length((args.max_prompt_length or 0) + args.max_completion_length)
     if tokenizer is not None:
         scorer.check_vocabulary(tokenizer)

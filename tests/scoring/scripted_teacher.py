@@ -13,7 +13,7 @@ import time
 import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-VOCAB = 50
+VOCAB = 64
 MAX_LOGPROBS = 20
 
 
@@ -69,7 +69,8 @@ class Handler(BaseHTTPRequestHandler):
             state.update(request)
             return self.reply(200, {"completions": state["completions"]})
         if self.path == "/detokenize":
-            return self.reply(200, {"prompt": " ".join(f"w{i}" for i in request["tokens"])})
+            words = state["words"] or [f"w{i}" for i in range(VOCAB)]
+            return self.reply(200, {"prompt": " ".join(words[i] for i in request["tokens"])})
         state["completions"] += 1
         mode = "ok"
         if state["count"]:
@@ -116,6 +117,7 @@ if __name__ == "__main__":
         "count": 0,
         "delay": 0.0,
         "completions": 0,
+        "words": None,
     }
     print(server.server_port, flush=True)
     server.serve_forever()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import urllib3
+from tiny import SPECIAL, WORDS, make_trainer, metric
 
 from crop_trl.scoring import Scorer
 from crop_trl.scoring.server import ServerScorer, TeacherServerError
@@ -272,3 +273,19 @@ def test_address_with_a_password(teachers):
     with pytest.raises(TeacherServerError) as stopped:
         scorer.score(PROMPTS, COMPLETIONS)
     assert "secret" not in str(stopped.value)
+
+
+def test_trains_with_a_teacher_on_a_server(teachers, tmp_path):
+    teacher = teachers()
+    settings = {"teacher": "toy", "max_prompt_length": 30, "teacher_server_urls": teacher.url, "score_top_k": K}
+    with pytest.raises(ValueError, match="vocabularies differ: id 0 is '<pad>' for the student and 'w0'"):
+        make_trainer(tmp_path, **settings)
+    teacher.script(words=[*SPECIAL, *WORDS])
+    with pytest.raises(ValueError, match="`score_top_k` 21 is more than teacher server"):
+        make_trainer(tmp_path, **{**settings, "score_top_k": 21})
+    with pytest.raises(ValueError, match="takes 100 tokens, too few for `max_prompt_length`"):
+        make_trainer(tmp_path, **{**settings, "max_prompt_length": 90})
+    trainer = make_trainer(tmp_path, max_steps=2, **settings)
+    trainer.train()
+    assert metric(trainer, "scoring/sequences") == [24.0, 24.0] and metric(trainer, "scoring/retries") == [0.0, 0.0]
+    assert_right(trainer.scorers["teacher"].score(*trainer._rollout_ids), *trainer._rollout_ids)

