@@ -47,6 +47,14 @@ def test_the_peak_of_scoring_that_was_measured():
     assert parts["scoring activations"] == pytest.approx(0.98, rel=0.15)
 
 
+@pytest.mark.parametrize(("strategy", "measured"), [("zero2", 73.8), ("fsdp2", 69.3)])
+def test_the_peak_of_two_gpus_that_was_measured(strategy, measured):
+    # benchmarks/multi_gpu.py on two H200 of 139.8 GiB: memory in use on the device, largest in the rollout.
+    lengths = {"rows": 4, "mean_tokens": 700, "longest_tokens": 1_720}
+    settings = MemorySettings(strategy=strategy, processes=2, vllm_share=0.35, gpu_gib=139.8, **lengths)
+    assert plan_memory(MIDDLE, LARGE, settings).peak == pytest.approx(measured, rel=0.15)
+
+
 def test_what_lowers_memory_lowers_it():
     def update(**changes):
         return plan_memory(MIDDLE, LARGE, MemorySettings(**changes)).total("update")
