@@ -70,14 +70,15 @@ class GivenWatched(GivenResponses, Watched):
 class MemoryWatch(threading.Thread):
     """The most memory in use on this process's device, of whatever owns it, looked at ten times a second."""
 
-    def __init__(self):
+    def __init__(self, device: torch.device):
         super().__init__(daemon=True)
-        self.peak_gib, self._done = 0.0, threading.Event()
+        # Named, since a thread of its own would look at the first GPU.
+        self.device, self.peak_gib, self._done = device, 0.0, threading.Event()
 
     def run(self):
         """Look until told to stop."""
         while ON_GPUS and not self._done.wait(0.1):
-            free, total = torch.cuda.mem_get_info()
+            free, total = torch.cuda.mem_get_info(self.device)
             self.peak_gib = max(self.peak_gib, (total - free) / 2**30)
 
     def stop(self) -> float:
@@ -144,7 +145,7 @@ def work(args) -> None:
         given_lengths(trainer.vllm_generation.llm, lengths[mine])
     else:
         trainer.given_responses = draw_responses(lengths, make_config(args.student).vocab_size)[mine]
-    memory = MemoryWatch()
+    memory = MemoryWatch(accelerator.device)
     memory.start()
     trainer.train()
     peak = {
@@ -256,8 +257,15 @@ def main() -> None:
             "| arrangement | processes | loss | retention | gap | rollout | scoring | update | step | device | torch |"
         )
         print("|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
+        failed = []
         for arrangement in args.launch:
-            print(summary(launch(args, arrangement)), flush=True)
+            try:
+                print(summary(launch(args, arrangement)), flush=True)
+            except subprocess.CalledProcessError as error:
+                failed.append(arrangement)
+                print(f"| {arrangement} | {args.processes} | failed with status {error.returncode} |", flush=True)
+        if failed:
+            sys.exit(f"error: {', '.join(failed)} failed; what they said is above.")
     else:
         parser.error("say what to do: --launch, --compare or --prepare")
 
