@@ -22,7 +22,7 @@ from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
 from . import data, methods
-from .callbacks import RolloutRecord, StepCounter, notify_rollout
+from .callbacks import EngineGapWatch, RolloutRecord, StepCounter, notify_rollout
 from .checkpoints import WholeCheckpoints
 from .compilation import compile_layers
 from .config import CROPConfig
@@ -137,6 +137,8 @@ class CROPTrainer(WholeCheckpoints, GRPOTrainer):
         self._seconds = {"prepare": 0.0, "update": 0.0}
         self._clip_range = (1 - self.epsilon_low, 1 + self.epsilon_high)
         self.add_callback(StepCounter(self))
+        if args.use_vllm:
+            self.add_callback(EngineGapWatch())
         if args.selection_export_steps:
             self.add_callback(SelectionExport(args.output_dir, args.selection_export_steps))
 
