@@ -56,9 +56,10 @@ class EngineGapWatch(TrainerCallback):
         if gap > self.LIMIT and not self._warned and state.is_world_process_zero:
             self._warned = True
             warnings.warn(
-                f"The log-probabilities of vLLM and of the trainer are {gap:.2f} nats apart on average (`{self.METRIC}` "
-                f"at step {state.global_step}), where precision explains {self.LIMIT}: the engine samples from another "
-                "model than the one that is trained; check that both load the same weights in the same precision.",
+                f"The log-probabilities of vLLM and of the trainer are {gap:.2f} nats apart on average "
+                f"(`{self.METRIC}` at step {state.global_step}), where precision explains {self.LIMIT}: the engine "
+                "samples from another model than the one that is trained; check that both load the same weights in the "
+                "same precision.",
                 stacklevel=2,
             )
 
