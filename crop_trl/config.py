@@ -51,14 +51,12 @@ def _json_object(name: str, text: str) -> dict:
 _SECRET = re.compile(r"(^|_)(token|key|secret|password)$", re.IGNORECASE)
 
 
-def _masked(value):
+def masked(value):
     """A setting without what must reach no log: values of secret names, and passwords inside of addresses."""
     if isinstance(value, dict):
-        return {
-            k: "<hidden>" if _SECRET.search(str(k)) and isinstance(v, str) else _masked(v) for k, v in value.items()
-        }
+        return {k: "<hidden>" if _SECRET.search(str(k)) and isinstance(v, str) else masked(v) for k, v in value.items()}
     if isinstance(value, list):
-        return [_masked(item) for item in value]
+        return [masked(item) for item in value]
     return re.sub(r"(?<=://)[^/@\s]+@", "<hidden>@", value) if isinstance(value, str) else value
 
 
@@ -222,7 +220,7 @@ class CROPConfig(GRPOConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """The fields, for logs: as in [`~transformers.TrainingArguments`], secrets are masked, nested ones too."""
-        return {name: _masked(value) for name, value in super().to_dict().items()}
+        return {name: masked(value) for name, value in super().to_dict().items()}
 
     @property
     def windows_per_generation(self) -> int:

@@ -7,7 +7,6 @@ imported before a run that reports to it starts.
 """
 
 import html
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +17,7 @@ from transformers.integrations.integration_utils import rewrite_logs
 
 from .analysis.heatmap.text import token_pieces, visible_text
 from .callbacks import RolloutCallback, RolloutRecord
-from .config import CROPConfig
-from .methods import get_method
+from .cards import markdown_table, method_card
 
 RESPONSES = 4
 # A table of responses is large: a run logs about this many.
@@ -30,37 +28,6 @@ def group_metrics(logs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, An
     """Metrics of training that name their own group (`selection/...`), and all others."""
     own = {name: value for name, value in logs.items() if "/" in name and not name.startswith(("eval_", "test_"))}
     return own, {name: value for name, value in logs.items() if name not in own}
-
-
-def method_card(args: CROPConfig, settings: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """
-    What a run trains, in words: for the page of the run.
-
-    Args:
-        args ([`CROPConfig`]): The run's.
-        settings (mapping, *optional*): What else describes it, such as the dataset's name.
-
-    Returns:
-        `dict[str, str]`: Heading -> text.
-    """
-    method = get_method(args.method)
-
-    def what(function):
-        return " ".join((inspect.getdoc(function) or function.__name__).split("\n\n")[0].split())
-
-    budget = f"{args.retention_ratio:g} of each response, at least {args.min_tokens}"
-    card = {
-        "Method": args.method,
-        "Trained tokens": budget if method.score else "all",
-        "Ranked by": what(method.score) if method.score else "nothing: every token is trained",
-        "Weighted by": what(method.weight) if method.weight else "nothing",
-        "Teacher's target": what(method.teacher_target) if method.teacher_target else "log T of the sampled token",
-        "Signals": ", ".join(method.needs),
-        "Vocabulary entries scored (K)": str(args.score_top_k),
-        "Strength of the teacher (lambda)": f"{args.lambda_opd:g}",
-        "Clipping": f"{1 - args.epsilon:g} to {1 + args.epsilon_high:g}",
-    }
-    return {**card, **{name: str(value) for name, value in (settings or {}).items() if value not in (None, "")}}
 
 
 def histograms(rollout: RolloutRecord) -> dict[str, np.ndarray]:
@@ -168,11 +135,6 @@ def _card_html(card: Mapping[str, str]) -> str:
     return f'<table style="font:14px sans-serif;color:#111;background:#fff">{rows}</table>'
 
 
-def _card_markdown(card: Mapping[str, str]) -> str:
-    cells = (f"| {k} | {v.replace('|', chr(92) + '|')} |" for k, v in card.items())
-    return "\n".join(["| | |", "|---|---|", *cells])
-
-
 class RunReports(RolloutCallback):
     """
     What all backends are sent; each subclass says how.
@@ -254,7 +216,7 @@ class TrackioReports(RunReports, TrackioCallback):
 
     def send_card(self, card):
         self._trackio.config.update({**self.settings, "method_card": dict(card)}, allow_val_change=True)
-        self._trackio.log({"method_card": self._trackio.Markdown(_card_markdown(card)), "train/global_step": 0})
+        self._trackio.log({"method_card": self._trackio.Markdown(markdown_table(card)), "train/global_step": 0})
 
     def send_histograms(self, values, step):
         panels = {name: self._trackio.Histogram(array) for name, array in values.items()}
@@ -278,9 +240,9 @@ class TensorBoardReports(RunReports, TensorBoardCallback):
             self.tb_writer.flush()
 
     def send_card(self, card):
-        self.tb_writer.add_text("method_card", _card_markdown(card))
+        self.tb_writer.add_text("method_card", markdown_table(card))
         if self.settings:
-            self.tb_writer.add_text("settings", _card_markdown({k: str(v) for k, v in self.settings.items()}))
+            self.tb_writer.add_text("settings", markdown_table({k: str(v) for k, v in self.settings.items()}))
 
     def send_histograms(self, values, step):
         for name, array in values.items():
@@ -295,13 +257,13 @@ class TensorBoardReports(RunReports, TensorBoardCallback):
 _REPORTS = {WandbCallback: WandbReports, TrackioCallback: TrackioReports, TensorBoardCallback: TensorBoardReports}
 
 
-def report_rollouts(trainer, settings: Mapping[str, Any] | None = None) -> list[str]:
+def report_rollouts(trainer) -> list[str]:
     """
     Replace the trainer's callbacks of Weights & Biases, trackio and TensorBoard by those here.
 
     Args:
-        trainer ([`~crop_trl.CROPTrainer`]): Before `train`; what it reports to is `args.report_to`.
-        settings (mapping, *optional*): What else describes the run, such as the dataset's name.
+        trainer ([`~crop_trl.CROPTrainer`]): Before `train`; what it reports to is `args.report_to`, and what describes
+            the run beside its configuration `run_settings`.
 
     Returns:
         `list[str]`: Names of the callbacks put in.
@@ -310,6 +272,6 @@ def report_rollouts(trainer, settings: Mapping[str, Any] | None = None) -> list[
     for standard, own in _REPORTS.items():
         if any(type(callback) is standard for callback in trainer.callback_handler.callbacks):
             trainer.remove_callback(standard)
-            trainer.add_callback(own(settings))
+            trainer.add_callback(own(trainer.run_settings))
             placed.append(own.__name__)
     return placed

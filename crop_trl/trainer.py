@@ -11,7 +11,7 @@ optimizer step.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from trl.models.utils import disable_gradient_checkpointing
 
 from . import data, methods
 from .callbacks import EngineGapWatch, RolloutRecord, StepCounter, notify_rollout
+from .cards import ModelCards, public_name, teacher_name
 from .checkpoints import WholeCheckpoints
 from .compilation import compile_layers
 from .config import CROPConfig
@@ -49,7 +50,7 @@ def no_reward(completions: list, **kwargs) -> list[float]:
     return [0.0] * len(completions)
 
 
-class CROPTrainer(WholeCheckpoints, GRPOTrainer):
+class CROPTrainer(WholeCheckpoints, ModelCards, GRPOTrainer):
     """
     Trainer for selective on-policy distillation: the student samples, a teacher scores its tokens, and only those that
     the method selects are trained.
@@ -71,16 +72,14 @@ class CROPTrainer(WholeCheckpoints, GRPOTrainer):
         teacher_processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*):
             The teacher's tokenizer, only to check that it is the student's; by default loaded from where the teacher
             came from.
+        run_settings (mapping, *optional*):
+            What else describes the run, such as `dataset_name`; for the model card and reports. `teacher` is added.
         kwargs:
             Passed to [`~trl.GRPOTrainer`]: `processing_class`, `callbacks`, `optimizers`, `peft_config` and so on.
 
     Raises:
         `ValueError`: something that cannot work, in one sentence, before any model is loaded where possible.
     """
-
-    _tag_names = ["trl", "crop"]
-    _name = "CROP"
-    _paper = {"title": "CROP: Task Relevance via Counterfactuals for Selective On-Policy Distillation"}
 
     def __init__(
         self,
@@ -91,6 +90,7 @@ class CROPTrainer(WholeCheckpoints, GRPOTrainer):
         train_dataset: Dataset | IterableDataset | None = None,
         eval_dataset: Dataset | IterableDataset | dict | None = None,
         teacher_processing_class=None,
+        run_settings: Mapping[str, Any] | None = None,
         **kwargs,
     ):
         args = CROPConfig("crop") if args is None else args
@@ -131,6 +131,8 @@ class CROPTrainer(WholeCheckpoints, GRPOTrainer):
             raise ValueError("Models that read images are not supported: pass a tokenizer as `processing_class`.")
         if self.aux_loss_enabled:
             raise ValueError("Mixture-of-experts students with a load-balancing loss are not supported.")
+        described = {"teacher": teacher_name(teacher, args), **(run_settings or {})}
+        self.run_settings = {name: public_name(value) for name, value in described.items()}
         # The loss is normalised by the selected tokens of an optimizer step, so nothing else may rescale it.
         self.loss_is_scaled_for_ga = True
         self._means = {"train": RunningMeans(), "eval": RunningMeans()}

@@ -139,6 +139,7 @@ def make_trainer(script: ScriptArguments, args: TrainConfig, model: ModelConfig)
         train_dataset=train_dataset,
         eval_dataset=eval_dataset,
         peft_config=get_peft_config(model),
+        run_settings={"dataset_name": script.dataset_name},
     )
 
 
@@ -183,7 +184,7 @@ def main(argv: list[str] | None = None) -> None:
     else:
         if args.eval_on_start and trainer.accelerator.is_main_process:
             print(f"Evaluating the student on {len(trainer.eval_dataset)} held-out problems, then training.")
-        report_rollouts(trainer, {"dataset_name": script.dataset_name, "teacher": args.teacher_model_name_or_path})
+        report_rollouts(trainer)
         trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
         before = next((entry[ACCURACY] for entry in trainer.state.log_history if ACCURACY in entry), None)
         trainer.save_model()

@@ -13,13 +13,13 @@ from tiny import make_tokenizer, make_trainer
 
 from crop_trl import CROPConfig
 from crop_trl.callbacks import RolloutCallback, RolloutRecord
+from crop_trl.cards import method_card
 from crop_trl.methods import METHODS, Selection
 from crop_trl.reporting import (
     ExampleResponse,
     example_responses,
     group_metrics,
     histograms,
-    method_card,
     report_rollouts,
 )
 
@@ -43,8 +43,9 @@ def train(folder, backend):
         method="tip",
         callbacks=[recorder],
         model_init_kwargs={"token": SECRET},
+        run_settings={"dataset_name": "some triplets"},
     )
-    (placed,) = report_rollouts(trainer, {"dataset_name": "some triplets"})
+    (placed,) = report_rollouts(trainer)
     assert placed.lower().startswith(backend)
     trainer.train()
     return trainer, recorder
@@ -148,7 +149,7 @@ def test_metrics_that_name_a_group_keep_it():
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_has_a_card(tmp_path, method):
     card = method_card(CROPConfig(str(tmp_path), method=method, use_cpu=True, bf16=False), {"dataset": "d", "x": None})
-    assert card["Method"] == method and card["dataset"] == "d" and "x" not in card
+    assert card["Method"] == method and card["Dataset"] == "d" and "X" not in card
     assert (card["Trained tokens"] == "all") == (METHODS[method].score is None)
     assert all(card.values())
 

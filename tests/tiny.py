@@ -88,7 +88,7 @@ def make_trainer(
 
     trainer_arguments = {
         name: overrides.pop(name)
-        for name in ("reward_funcs", "eval_dataset", "peft_config", "callbacks", "optimizers")
+        for name in ("reward_funcs", "eval_dataset", "peft_config", "callbacks", "optimizers", "run_settings")
         if name in overrides
     }
     settings = {
