@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import signal
 import shutil
 import subprocess
 import sys
@@ -46,6 +47,13 @@ def start_server() -> Iterator[Callable[..., str]]:
 def program(tmp_path: Path) -> Callable[..., subprocess.Popen]:
     """Start `examples/generate_triplets.py` with a key in its environment; no file can hold more than `file_size`."""
 
+    def start_as_from_a_terminal(file_size: int | None) -> None:
+        # Tests that run in the background inherit ignored interrupts, which the program then rightly ignores as well.
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        if file_size:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
+
     def run(*options: str, key: str | None = KEY, file_size: int | None = None) -> subprocess.Popen:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
         environment |= {"PYTHONPATH": str(ROOT), "OPENAI_LOG": "debug"} | ({"OPENAI_API_KEY": key} if key else {})
@@ -56,7 +64,7 @@ def program(tmp_path: Path) -> Callable[..., subprocess.Popen]:
             text=True,
             env=environment,
             cwd=tmp_path,
-            preexec_fn=file_size and (lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))),
+            preexec_fn=lambda: start_as_from_a_terminal(file_size),
         )
 
     return run
