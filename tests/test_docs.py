@@ -67,7 +67,7 @@ def commands(path: Path) -> list[list[str]]:
 @functools.cache
 def options_of(script: str) -> frozenset[str]:
     """Options that a script's own `--help` lists."""
-    printed, argv, path = io.StringIO(), sys.argv, list(sys.path)
+    printed, argv, path, methods = io.StringIO(), sys.argv, list(sys.path), dict(METHODS)
     sys.argv = [script, "--help"]
     sys.path.insert(0, str((ROOT / script).parent))
     try:
@@ -75,6 +75,9 @@ def options_of(script: str) -> frozenset[str]:
             runpy.run_path(str(ROOT / script), run_name="__main__")
     finally:
         sys.argv, sys.path[:] = argv, path
+        # One of the scripts registers a method.
+        METHODS.clear()
+        METHODS.update(methods)
     return frozenset(re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", printed.getvalue()))
 
 

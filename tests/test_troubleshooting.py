@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import urllib3
 
 from crop_trl import METHODS
 
@@ -49,7 +50,11 @@ def teacher_port():
     """A real server process that answers as vLLM does, under the name `toy`, with 100 tokens of context."""
     program = ROOT / "tests" / "scoring" / "scripted_teacher.py"
     process = subprocess.Popen([sys.executable, str(program), "0", "toy"], stdout=subprocess.PIPE, text=True)
-    yield process.stdout.readline().strip()
+    port = process.stdout.readline().strip()
+    # As many entries as the tokenizer of the embedded task has, but other ones.
+    words = [f"w{i}" for i in range(564)]
+    urllib3.request("POST", f"http://127.0.0.1:{port}/script", json={"words": words})
+    yield port
     process.kill()
     process.wait()
     process.stdout.close()
