@@ -3,8 +3,8 @@
 import json
 import os
 import resource
-import signal
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
