@@ -63,17 +63,21 @@ def surface_divergence(signals: Signals, ctx: SelectionContext, scorer: str = "t
 
 
 def crop_score(signals: Signals, ctx: SelectionContext, scorer: str = "teacher") -> torch.Tensor:
-    """Paraphrase-calibrated counterfactual margin (equation "crop-score"); the mean over several counterfactuals."""
+    """
+    How much further a changed condition moves the distribution than a paraphrase does: JSD(P_o, P_c) - JSD(P_o, P_p).
+
+    Equation "crop-score" of the paper; the mean over several counterfactuals.
+    """
     return semantic_divergence(signals, ctx, scorer) - surface_divergence(signals, ctx, scorer)
 
 
 def crop_student_score(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
-    """The same margin, from the rollout-time student's distributions."""
+    """The CROP margin, from the rollout-time student's distributions instead of the teacher's."""
     return crop_score(signals, ctx, scorer="student")
 
 
 def crop_max_score(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
-    """The largest margin over several counterfactuals: a token counts that depends on any one of the conditions."""
+    """The largest CROP margin over several counterfactuals: depending on any one of the conditions counts."""
     values, present = _divergences(signals, "teacher", "counterfactual")
     largest = torch.where(present, values, torch.full_like(values, float("-inf"))).amax(0)
     ctx.measures["semantic_divergence"] = largest
@@ -81,7 +85,7 @@ def crop_max_score(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
 
 
 def reversed_crop_score(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
-    """The CROP ranking turned round."""
+    """The CROP margin turned round: what depends least on the problem."""
     return -crop_score(signals, ctx)
 
 
@@ -163,5 +167,5 @@ def contrastive_target(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
 
 
 def strong_contrastive_target(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
-    """The same with lambda 1.0 by default: how much more likely the token is after its own prompt."""
+    """How much more likely the token is after its own prompt than after unrelated ones; lambda 1.0 by default."""
     return _contrast(signals, ctx, own_lambda=1.0)
