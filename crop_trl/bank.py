@@ -164,6 +164,11 @@ def kept_overlap(bank: RolloutBank, names: Sequence[str], settings: SelectionSet
     """
     Pairwise overlap of the tokens that methods keep.
 
+    Args:
+        bank ([`RolloutBank`]): Responses and signals.
+        names (sequence of M `str`): Methods.
+        settings ([`~crop_trl.SelectionSettings`], *optional*): Budget; by default the paper's.
+
     Returns:
         `torch.Tensor` of shape `[M, M]`: entry (i, j) is the share of tokens kept by i that j keeps too.
     """
@@ -174,6 +179,12 @@ def kept_overlap(bank: RolloutBank, names: Sequence[str], settings: SelectionSet
 def caught_share(bank: RolloutBank, name: str, threshold: float = 2.0, settings: SelectionSettings | None = None):
     """
     Share of the tokens whose student-teacher gap exceeds `threshold` nats that a method keeps, or `None` without any.
+
+    Args:
+        bank ([`RolloutBank`]): Responses and signals.
+        name (`str`): A method.
+        threshold (`float`): From which gap on a token counts, in nats.
+        settings ([`~crop_trl.SelectionSettings`], *optional*): Budget; by default the paper's.
     """
     large = bank.loss_mask & (bank.gap > threshold)
     kept = bank.select(name, settings).mask

@@ -182,6 +182,7 @@ class ModelCards:
         )
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model, then its README: an adapter is saved with one of another library."""
         super().save_model(output_dir, _internal_call)
         # After it, since an adapter is saved with a README of another library.
         self._write_model_card(

@@ -27,6 +27,7 @@ class WholeCheckpoints:
         return self._staging or super()._get_output_dir(trial)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save a whole model that can be loaded, also where checkpoints are shards."""
         plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
         if plugin is None or _internal_call:
             return super().save_model(output_dir, _internal_call)

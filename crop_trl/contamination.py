@@ -64,6 +64,7 @@ class Candidate:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
+        """What a verdict goes by: benchmark, its problem's id, training id and field."""
         return self.benchmark, self.problem.id, self.train.id, self.train.field
 
 
@@ -233,7 +234,14 @@ def relate_answers(benchmark: str | None, train: str | None) -> str:
 
 
 def check_limits(min_similarity: float, per_problem: int, at_least: int = 10) -> None:
-    """Raise `ValueError` for a similarity outside [0, 1], fewer than 1 candidate per problem, or a negative number."""
+    """
+    Raise `ValueError` for a similarity outside [0, 1], fewer than 1 candidate per problem, or a negative number.
+
+    Args:
+        min_similarity (`float`): Least similarity of a candidate.
+        per_problem (`int`): Most candidates of a problem.
+        at_least (`int`): A number of problems.
+    """
     if not 0 <= min_similarity <= 1:
         raise ValueError(f"`min_similarity` is {min_similarity}: choose a number in [0, 1].")
     if per_problem < 1:

@@ -25,7 +25,14 @@ def check_packages(args) -> None:
 
 
 def check_columns(dataset, kinds: Sequence[str], method: str) -> None:
-    """Raise `ValueError` unless `dataset` has a column for every kind of prompt, in the singular or the plural."""
+    """
+    Raise `ValueError` unless `dataset` has a column for every kind of prompt, in the singular or the plural.
+
+    Args:
+        dataset (`datasets.Dataset` or `datasets.IterableDataset`): Training rows.
+        kinds (sequence of `str`): Kinds of prompt that the method reads.
+        method (`str`): Its name, for the message.
+    """
     if not isinstance(dataset, (datasets.Dataset, datasets.IterableDataset)):
         raise ValueError(
             f"`train_dataset` must be a datasets.Dataset or IterableDataset, got {type(dataset).__name__}; choose one "
@@ -66,7 +73,15 @@ def render_prompts(
     chat_template_kwargs: dict | None = None,
     add_generation_prompt: bool = True,
 ) -> list[list[int]]:
-    """Token ids of prompts, chat messages or plain text, as the trainer will sample from them."""
+    """
+    Token ids of prompts, chat messages or plain text, as the trainer will sample from them.
+
+    Args:
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): The student's.
+        prompts (sequence): All chat messages or all plain text.
+        chat_template_kwargs (`dict`, *optional*): Passed to the chat template.
+        add_generation_prompt (`bool`): Whether to open the response.
+    """
     if not prompts:
         return []
     if not is_conversational({"prompt": prompts[0]}):
@@ -86,6 +101,11 @@ def generation_suffix(
     """
     Token ids that the chat template puts after the user's turn to open the response, or `None` for plain prompts and
     for templates that rewrite what came before.
+
+    Args:
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): The student's.
+        prompt: Chat messages or plain text.
+        chat_template_kwargs (`dict`, *optional*): Passed to the chat template.
     """
     if not is_conversational({"prompt": prompt}):
         return None
@@ -98,6 +118,11 @@ def check_rendering(column: str, ids: Sequence[int], suffix: Sequence[int] | Non
     """
     Raise `ValueError` when a prompt's rendering does not open the response with the same tokens as all others: the
     distributions after it would then differ for a reason that has nothing to do with the problem.
+
+    Args:
+        column (`str`): Where the prompt stands, for the message.
+        ids (sequence of `int`): Its rendered tokens.
+        suffix (sequence of `int`, *optional*): What [`generation_suffix`] found.
     """
     if suffix and list(ids[-len(suffix) :]) != list(suffix):
         raise ValueError(
@@ -233,6 +258,12 @@ def prepare_prompts(dataset, kinds: Sequence[str], tokenizer, args):
 def tokenizer_of(model, processing_class, setting: str, trust_remote_code: bool = False):
     """
     The tokenizer that belongs to a model given as a path or an instance, or `None` when nothing tells which it is.
+
+    Args:
+        model (`str` or [`~transformers.PreTrainedModel`]): A path, a name or an instance.
+        processing_class (*optional*): Returned as it is when given.
+        setting (`str`): Name under which the user knows the model.
+        trust_remote_code (`bool`): Whether code from the model's folder may run.
 
     Raises:
         `ValueError`: a path that holds no tokenizer; `setting` is the name the user knows it by.

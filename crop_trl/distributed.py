@@ -46,7 +46,14 @@ class RunningMeans:
         self._sums: dict[str, list[torch.Tensor]] = {}
 
     def add(self, name: str, values: torch.Tensor, mask: torch.Tensor | None = None) -> None:
-        """Add `values` (those where `mask` is set), to be averaged over every element ever added under `name`."""
+        """
+        Add `values` (those where `mask` is set), to be averaged over every element ever added under `name`.
+
+        Args:
+            name (`str`): Metric.
+            values (`torch.Tensor`): Of any shape.
+            mask (`torch.BoolTensor`, *optional*): Of the same shape; by default all count.
+        """
         values = values.detach().double() if values.device.type != "mps" else values.detach().float()
         if mask is None:
             total, count = values.sum(), torch.tensor(values.numel(), device=values.device)

@@ -74,7 +74,14 @@ def prompt_texts(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
 def tokenize_variants(
     rows: Sequence[Mapping[str, Any]], kind: str, tokenize: Callable[[list], list[list[int]]]
 ) -> list[list[list[int]]]:
-    """Token ids of every prompt of one kind, in one call to the tokenizer: for each row, for each of its prompts."""
+    """
+    Token ids of every prompt of one kind, in one call to the tokenizer: for each row, for each of its prompts.
+
+    Args:
+        rows (sequence of mappings): Dataset rows.
+        kind (`str`): Kind of prompt.
+        tokenize (`Callable`): Takes a list of prompts, gives the ids of each.
+    """
     variants = [prompt_variants(row, kind) for row in rows]
     ids = iter(tokenize([prompt for row in variants for prompt in row]))
     return [[next(ids) for _ in row] for row in variants]
@@ -117,7 +124,14 @@ def draw_negatives(
 
 
 def check_scored(scored, batch: int, scorer: str) -> None:
-    """Raise `ValueError` unless a scorer returned what [`TopKLogprobs`] promises for `batch` responses."""
+    """
+    Raise `ValueError` unless a scorer returned what [`TopKLogprobs`] promises for `batch` responses.
+
+    Args:
+        scored: What the scorer returned.
+        batch (`int`): Number of responses, B.
+        scorer (`str`): `teacher` or `student`, for the message.
+    """
     what = f"The {scorer} scorer returned"
     if not isinstance(scored, TopKLogprobs):
         raise ValueError(f"{what} a {type(scored).__name__}; it must return a TopKLogprobs.")

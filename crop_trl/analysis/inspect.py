@@ -65,7 +65,14 @@ def inspect_response(trainer, row: Mapping[str, Any]) -> ResponseHeatmap:
 
 
 def strongest_responses(table: TokenTable, method: str, count: int = 1) -> list[int]:
-    """The responses in which a method's score peaks highest, the highest first; without scores, the first ones."""
+    """
+    The responses in which a method's score peaks highest, the highest first; without scores, the first ones.
+
+    Args:
+        table ([`~crop_trl.analysis.tokens.TokenTable`]): Tokens of a bank or a run.
+        method (`str`): Whose score is meant.
+        count (`int`): How many responses.
+    """
     if method not in table.scores:
         return list(range(min(count, len(table.lengths))))
     score = np.where(table.trainable, table.scores[method], -np.inf)

@@ -78,6 +78,7 @@ def numeric(expression):
 
 
 def close(left, right) -> bool:
+    """Whether two numbers agree to the relative tolerance."""
     size = max(abs(left), abs(right))
     if size == 0:
         return True
@@ -85,6 +86,7 @@ def close(left, right) -> bool:
 
 
 def same_number(left, right) -> bool:
+    """Whether two numbers, exact or not, are equal as far as can be told."""
     first, second = numeric(left), numeric(right)
     if first is None or second is None:
         return left == right
@@ -129,6 +131,7 @@ def same_function(left, right) -> bool:
 
 
 def same_expression(left, right) -> bool:
+    """Whether two expressions, or matrices entry by entry, are equal."""
     if isinstance(left, sympy.MatrixBase) or isinstance(right, sympy.MatrixBase):
         return (
             isinstance(left, sympy.MatrixBase)

@@ -95,6 +95,7 @@ class Benchmark:
 
     @property
     def seeds(self) -> list[int]:
+        """Seeds of the samples of a problem, one each."""
         return [self.base_seed + index for index in range(self.samples)]
 
     @property
@@ -105,7 +106,14 @@ class Benchmark:
 
 
 def row_id(row: Mapping[str, Any], default: str, where: str) -> str:
-    """The `id` of a row as text, `default` when it has none. Raises `ValueError` for what is no text or number."""
+    """
+    The `id` of a row as text, `default` when it has none. Raises `ValueError` for what is no text or number.
+
+    Args:
+        row (mapping): A row of a file.
+        default (`str`): Id of a row that has none.
+        where (`str`): File and row, for the message.
+    """
     id = row.get("id")
     if id is None:
         return default

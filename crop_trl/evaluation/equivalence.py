@@ -56,6 +56,7 @@ def same(gold: str, prediction: str, scalars: Scalars, depth: int = 0) -> bool:
         gold (`str`): The right answer.
         prediction (`str`): The answer to judge.
         scalars (`Callable[[str, str], bool]`): Compares two expressions; may raise to say that it cannot.
+        depth (`int`): How deep within lists and tuples this comparison is.
 
     Returns:
         `bool`

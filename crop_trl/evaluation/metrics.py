@@ -73,7 +73,15 @@ def bootstrap_interval(
 def average_interval(
     benchmarks: list[np.ndarray], level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
 ) -> tuple[float, float]:
-    """The interval of the mean of several benchmarks' means (Avg.); problems are resampled within each."""
+    """
+    The interval of the mean of several benchmarks' means (Avg.); problems are resampled within each.
+
+    Args:
+        benchmarks (list of `numpy.ndarray` of shape `[problems]`): Each problem's share of right answers.
+        level (`float`): Of the interval.
+        resamples (`int`): Bootstrap draws.
+        seed (`int`): Of these draws.
+    """
     rng = np.random.default_rng(seed)
     means = np.mean([_resampled_means(np.asarray(v, np.float64), resamples, rng) for v in benchmarks], axis=0)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])

@@ -50,6 +50,7 @@ class Clock:
     half: str
 
     def same(self, other: "Clock") -> bool:
+        """Whether two times can be the same: where one lacks am or pm, either will do."""
         if self.minute != other.minute:
             return False
         if self.half and other.half:
@@ -62,6 +63,7 @@ _CLOCK = re.compile(r"(\d{1,2}) ?: ?([0-5]\d)(?: ?([ap])\.? ?m\.?)?\Z", re.I)
 
 
 def clock(text: str) -> Clock | None:
+    """A time of day such as `6:30 pm`, or `None`."""
     match = _CLOCK.match(plain_words(text).strip())
     if not match or int(match.group(1)) > 24:
         return None
@@ -147,7 +149,13 @@ def single_letters(text: str) -> set[str]:
 
 
 def rename(text: str, old: str, new: str) -> str:
-    """The expression with one letter replaced."""
+    """
+    The expression with one letter replaced.
+
+    Args:
+        text (`str`): An expression.
+        old, new (`str`): Letters.
+    """
     return re.sub(r"\\[a-zA-Z]+|[A-Za-z]", lambda m: new if m.group() == old else m.group(), text)
 
 

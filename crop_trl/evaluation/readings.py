@@ -30,35 +30,47 @@ class Interval:
 
 @dataclass(frozen=True)
 class Matrix:
+    """Rows of entries, or the determinant of them."""
+
     rows: tuple[tuple[str, ...], ...]
     determinant: bool = False
 
 
 @dataclass(frozen=True)
 class Text:
+    """Words."""
+
     words: str
     marked: bool  # stood in \text{} or is plainly a word, so its case does not matter
 
 
 @dataclass(frozen=True)
 class Based:
+    """Digits in a number base."""
+
     digits: str
     base: int
 
 
 @dataclass(frozen=True)
 class Ratio:
+    """A ratio such as `2:3`, in parts."""
+
     parts: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Equation:
+    """Two sides of an equals sign."""
+
     left: str
     right: str
 
 
 @dataclass(frozen=True)
 class Scalar:
+    """An expression that stands for itself."""
+
     text: str
 
 
@@ -113,6 +125,7 @@ def text_reading(text: str) -> Text | None:
 
 
 def chain_of(text: str) -> list[str]:
+    """The members of a chain of equations."""
     return [part.strip() for part in split_top_level(text, EQUALS)]
 
 

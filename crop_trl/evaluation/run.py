@@ -86,6 +86,7 @@ class Plan:
         return list(largest.values())
 
     def store(self, benchmark: Benchmark) -> Store:
+        """Where the generations of a benchmark lie."""
         return Store(self.output, benchmark.store, self.settings(benchmark))
 
     def settings(self, benchmark: Benchmark) -> dict[str, Any]:

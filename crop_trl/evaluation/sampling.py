@@ -42,6 +42,7 @@ class DecodingSettings:
             raise ValueError(f"`max_tokens` is {self.max_tokens}: choose at least 1.")
 
     def to_dict(self) -> dict[str, Any]:
+        """The settings, for a file."""
         return asdict(self)
 
 
@@ -69,7 +70,14 @@ class Sampler(Protocol):
     independent: bool
 
     def sample(self, prompts: Sequence[str], seeds: Sequence[int], done: Done) -> None:
-        """Draw one response for each prompt; `done(index, response)` is called as each is ready."""
+        """
+        Draw one response for each prompt; `done(index, response)` is called as each is ready.
+
+        Args:
+            prompts (sequence of `str`): Problems in their wrapper.
+            seeds (sequence of `int`): One for each prompt.
+            done (`Callable`): Takes the prompt's index and its response.
+        """
 
 
 def render(tokenizer, prompt: str, thinking: bool | None) -> tuple[str, bool]:

@@ -36,6 +36,7 @@ class Generation:
 
     @property
     def key(self) -> tuple[str, int]:
+        """Problem and number of the sample."""
         return self.id, self.sample
 
 

@@ -278,7 +278,14 @@ class Outage:
             )
 
     def failed(self, server: Server, error: Exception, started: float) -> None:
-        """A request that was sent at `started` got no answer."""
+        """
+        A request that was sent at `started` got no answer.
+
+        Args:
+            server ([`Server`]): That was asked.
+            error (`Exception`): What came instead of an answer.
+            started (`float`): Monotonic time at which the request was sent.
+        """
         with self._lock:
             server.reason = str(error)
             if server.failing_since is None:

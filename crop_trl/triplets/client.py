@@ -301,6 +301,13 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def describe_request(messages: list[dict[str, str]], name: str, schema: Mapping[str, Any]) -> str:
-    """A request for people to read."""
+    """
+    A request for people to read.
+
+    Args:
+        messages (list of `dict`): Chat messages.
+        name (`str`): Of the schema.
+        schema (mapping): JSON schema of the answer.
+    """
     parts = [f"[{message['role']}]\n{message['content']}" for message in messages]
     return "\n\n".join([*parts, f"[response_format: JSON schema {name!r}]\n{json.dumps(schema)}"])

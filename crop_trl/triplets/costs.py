@@ -33,6 +33,11 @@ def find_prices(
     """
     The prices given, or those of the table for `model` (a date at the end of its name aside), or `None`.
 
+    Args:
+        model (`str`): Name that the endpoint knows.
+        price_input, price_output, price_cached (`float`, *optional*):
+            Dollars per million tokens; `price_cached` is by default that of other input.
+
     Raises:
         `ValueError`: only one of input and output price is given.
     """

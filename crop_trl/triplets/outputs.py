@@ -57,7 +57,14 @@ class OutputDirectory:
                 leftover.unlink(missing_ok=True)
 
     def save_settings(self, settings: TripletSettings, templates: Templates, problem_set: ProblemSet) -> None:
-        """Write down what a run is about to do, beside what the records that are there now come from."""
+        """
+        Write down what a run is about to do, beside what the records that are there now come from.
+
+        Args:
+            settings ([`~crop_trl.triplets.settings.TripletSettings`]): Of the run.
+            templates ([`~crop_trl.triplets.prompts.Templates`]): Its instructions.
+            problem_set ([`~crop_trl.triplets.source.ProblemSet`]): Its input.
+        """
         facts = {
             "started": _now(),
             "settings": asdict(settings),

@@ -63,7 +63,14 @@ class Templates:
     version: str
 
     def generator_messages(self, problem: str, candidate_count: int, feedback: str = "") -> list[dict[str, str]]:
-        """Chat messages that ask for candidates; `feedback` is what [`round_feedback`] made of an earlier round."""
+        """
+        Chat messages that ask for candidates; `feedback` is what [`round_feedback`] made of an earlier round.
+
+        Args:
+            problem (`str`): The bare text.
+            candidate_count (`int`): How many to write.
+            feedback (`str`): Reasons of an earlier round.
+        """
         values = {"problem": problem, "candidate_count": str(candidate_count), "feedback": feedback}
         return self._messages("generator", values)
 

@@ -187,7 +187,14 @@ def _last_with_content(objects: list[dict[str, Any]], read: Callable[[dict[str, 
 
 
 def answer_flaw(content: str | None, refusal: str | None, finish_reason: str | None) -> str | None:
-    """Why an answer cannot be read at all (`refusal`, `content_filter`, `cut_off`, `empty`), or `None`."""
+    """
+    Why an answer cannot be read at all (`refusal`, `content_filter`, `cut_off`, `empty`), or `None`.
+
+    Args:
+        content (`str`, *optional*): Text of the answer.
+        refusal (`str`, *optional*): What the endpoint gave in its place.
+        finish_reason (`str`, *optional*): Why the answer ended.
+    """
     if refusal:
         return "refusal"
     if finish_reason == "content_filter":

@@ -161,6 +161,12 @@ def to_row(
     One record as a dataset row: `prompt`, `paraphrase_prompt`, `counterfactual_prompt`, and `answer` and `id` where the
     record has them. Conversational prompts are a single user turn. With more than one counterfactual or paraphrase the
     row has the plural column too, holding the record's own and those of its `alternates`.
+
+    Args:
+        record (mapping): A triplet record.
+        template (`str`): Wrapper put round each problem.
+        conversational (`bool`): Chat messages or plain text.
+        counterfactuals, paraphrases (`int`): Most of each that a row has.
     """
 
     def prompt(problem: str):
@@ -232,6 +238,11 @@ def load_records(source: str, split: str = "train", setting: str = "dataset_name
     """
     Read triplet records, or other rows, from a JSONL file or a hub dataset; errors name `setting`.
 
+    Args:
+        source (`str`): A file, or a hub dataset's name.
+        split (`str`): Of a hub dataset.
+        setting (`str`): Name under which the user knows `source`.
+
     Raises:
         `FileNotFoundError`: `source` looks like a path and no such file exists.
         `TripletFormatError`: a line that is not a JSON object.
@@ -260,5 +271,14 @@ def load_triplets(
     counterfactuals: int = 1,
     paraphrases: int = 1,
 ) -> tuple[datasets.Dataset, AdapterReport]:
-    """[`load_records`], then [`build_dataset`]."""
+    """
+    Read triplet records and make a dataset of those fit for training: [`load_records`], then [`build_dataset`].
+
+    Args:
+        source (`str`): A JSONL file, or a hub dataset's name.
+        split (`str`): Of a hub dataset.
+        template (`str`): Wrapper put round each problem.
+        conversational (`bool`): Chat messages or plain text.
+        counterfactuals, paraphrases (`int`): Most of each that a row has.
+    """
     return build_dataset(load_records(source, split), template, conversational, counterfactuals, paraphrases)

@@ -39,7 +39,12 @@ def missing_numbers(original: str, paraphrase: str) -> list[str]:
 
 
 def local_violations(original: str, paraphrase: str, counterfactual: str) -> list[str]:
-    """What is wrong with a complete candidate for a reason that needs no model; any of them prevents acceptance."""
+    """
+    What is wrong with a complete candidate for a reason that needs no model; any of them prevents acceptance.
+
+    Args:
+        original, paraphrase, counterfactual (`str`): The three bare problems.
+    """
 
     def same(a: str, b: str) -> bool:
         return a.split() == b.split()
@@ -102,7 +107,15 @@ class Candidate:
 
 
 def check_candidate(original: str, fields: Mapping[str, str], round: int, number: int, wrappers: Iterable[str]):
-    """Build a [`Candidate`] and run every check that needs no model."""
+    """
+    Build a [`Candidate`] and run every check that needs no model.
+
+    Args:
+        original (`str`): The bare problem.
+        fields (mapping): What the generator wrote of the candidate.
+        round, number (`int`): Of its request, and of the candidate in it.
+        wrappers (iterable of `str`): Answer-format wrappers to take off.
+    """
     fields = dict(fields)
     for name in ("paraphrase_problem", "counterfactual_problem"):
         for wrapper in wrappers:

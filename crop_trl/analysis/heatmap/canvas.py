@@ -60,6 +60,14 @@ class Page:
         return "".join(char if self._known[char] else NO_GLYPH for char in text)
 
     def width(self, text: str, size: float, bold: bool = False) -> float:
+        """
+        Width of a line of text, in inches.
+
+        Args:
+            text (`str`): One line.
+            size (`float`): Of the font, in points.
+            bold (`bool`): Weight of the font.
+        """
         key = (text, size, bold)
         if key not in self._widths:
             if text.isspace() or not text:
@@ -72,6 +80,17 @@ class Page:
         return self._widths[key]
 
     def text(self, x, y, text, size, bold=False, colour=INK, ha="left", va="center"):
+        """
+        Write one line.
+
+        Args:
+            x, y (`float`): Place, in inches from the upper left corner.
+            text (`str`): The line; `clean` it first.
+            size (`float`): Of the font, in points.
+            bold (`bool`): Weight of the font.
+            colour (`str`): Of the text.
+            ha, va (`str`): Which part of the text lies at the place, as in matplotlib.
+        """
         # parse_math off: a response is full of dollar signs.
         if not text:
             return
@@ -80,6 +99,16 @@ class Page:
         )
 
     def box(self, x, y, width, height, face="none", edge="none", line=0.0, order=1.0):
+        """
+        Draw a rectangle.
+
+        Args:
+            x, y (`float`): Its upper left corner, in inches.
+            width, height (`float`): Its size, in inches.
+            face, edge (`str`): Colours of area and outline.
+            line (`float`): Width of the outline, in points.
+            order (`float`): What has a higher one lies above it.
+        """
         from matplotlib.patches import Rectangle
 
         self.axes.add_patch(
@@ -87,11 +116,28 @@ class Page:
         )
 
     def image(self, x, y, width, height, rgba):
+        """
+        Draw coloured cells.
+
+        Args:
+            x, y (`float`): Upper left corner, in inches.
+            width, height (`float`): Size, in inches.
+            rgba (`numpy.ndarray` of shape `[rows, columns, 4]`): Colours, from 0 to 1.
+        """
         self.axes.imshow(
             rgba, extent=(x, x + width, y + height, y), aspect="auto", interpolation="nearest", origin="upper"
         )
 
     def wrap(self, text: str, size: float, width: float, bold: bool = False) -> list[str]:
+        """
+        A text in lines that are not wider than `width`, broken at spaces.
+
+        Args:
+            text (`str`): What to break.
+            size (`float`): Of the font, in points.
+            width (`float`): Most a line may take, in inches.
+            bold (`bool`): Weight of the font.
+        """
         lines = [""]
         for word in text.split():
             candidate = f"{lines[-1]} {word}".strip()
@@ -102,13 +148,24 @@ class Page:
         return lines
 
     def paragraph(self, text: str, size: float, bold=False, colour=INK, x=EDGE, width=None):
-        """Write wrapped text at the current height and move below it."""
+        """
+        Write wrapped text at the current height and move below it.
+
+        Args:
+            text (`str`): What to write.
+            size (`float`): Of the font, in points.
+            bold (`bool`): Weight of the font.
+            colour (`str`): Of the text.
+            x (`float`): Left edge, in inches.
+            width (`float`, *optional*): Of a line, in inches; by default up to the page's edge.
+        """
         step = size * 1.45 / 72
         for line in self.wrap(self.clean(text), size, width or WIDTH - EDGE - x, bold):
             self.text(x, self.y + step / 2, line, size, bold, colour)
             self.y += step
 
     def finish(self):
+        """Cut the page off below what was written, once everything is."""
         height = self.y + EDGE * 0.7
         self.figure.set_size_inches(WIDTH, height)
         self.axes.set(xlim=(0, WIDTH), ylim=(height, 0))

@@ -48,7 +48,14 @@ def word_changes(original: str, other: str, ignore_moves: bool = False) -> list[
 
 
 def shorten(pieces: list[tuple[str, bool]], around: int = 30, limit: int = 240) -> list[tuple[str, bool]]:
-    """Leave out what is far from any change in a text of more than `limit` pieces; of many changes, show the first."""
+    """
+    Leave out what is far from any change in a text of more than `limit` pieces; of many changes, show the first.
+
+    Args:
+        pieces (list of `(str, bool)`): A text in pieces, and whether each has changed.
+        around (`int`): Pieces to leave on either side of a change.
+        limit (`int`): Longest text that is left whole, in pieces.
+    """
     if len(pieces) <= limit:
         return pieces
     changes = [i for i, (_, changed) in enumerate(pieces) if changed]
