@@ -106,7 +106,7 @@ def read_train(paths: Iterable[str | Path]) -> list[Problem]:
                 )
             answer = row_answer(row, f"{path}, row {number}")
             own_id = row_id(row, f"{Path(path).name}:{number}", f"{path}, row {number}")
-            if own_id in known_ids:  # a verdict must say which row it is about
+            while own_id in known_ids:  # a verdict must say which row it is about
                 own_id = f"{own_id} ({Path(path).name}:{number})"
             known_ids.add(own_id)
             for name in names:
@@ -120,7 +120,7 @@ def read_benchmark(path: str | Path) -> list[Problem]:
     """The problems of a benchmark file (`id` where it has one, `problem`, `answer`)."""
     problems = []
     for number, row in enumerate(_rows(path, "--benchmark"), start=1):
-        if not isinstance(row.get("problem"), str):
+        if not isinstance(row.get("problem"), str) or not row["problem"].strip():
             raise ValueError(f"{path}, row {number} has no `problem`; a benchmark row needs `problem` and `answer`.")
         answer = row_answer(row, f"{path}, row {number}")
         own_id = row_id(row, str(row.get("unique_id", number - 1)), f"{path}, row {number}")

@@ -13,6 +13,7 @@ from .triplets.record import write_text
 
 # "same": the same problem, also reworded or with its answer re-encoded. "near": it differs in a condition only.
 VERDICTS = ("same", "near", "different")
+LONGEST_CELL = 2**31 - 1  # a candidate's text may be longer than csv's default of 128 KiB
 COLUMNS = (
     "benchmark",
     "benchmark_id",
@@ -51,14 +52,15 @@ def read_verdicts(path: str | Path) -> dict[tuple[str, str, str, str], str]:
 
 
 def _verdicts(path: str | Path) -> dict[tuple[str, str, str, str], str]:
-    csv.field_size_limit(2**31 - 1)  # a candidate's text may be longer than the default of 128 KiB
+    csv.field_size_limit(LONGEST_CELL)
     with open(path, newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
         needed = (*COLUMNS[:4], "verdict")
         missing = [name for name in needed if name not in (reader.fieldnames or ())]
         if missing:
             raise ValueError(
-                f"--verdicts {str(path)!r} has no column {', '.join(missing)}; it needs {', '.join(needed)}."
+                f"--verdicts {str(path)!r} has no column {', '.join(missing)}; it needs {', '.join(needed)}, "
+                "separated by commas."
             )
         verdicts = {}
         for number, row in enumerate(reader, start=2):
@@ -105,8 +107,12 @@ def write_report(result: Audit, output: str | Path, judged: bool = False) -> dic
 
     Returns:
         `dict`: The summary table; see [`summarize`].
+
+    Raises:
+        `ValueError`: the `candidates.csv` that is there holds verdicts that the new one would not.
     """
     folder = Path(output)
+    _check_nothing_is_lost(result, folder / "candidates.csv")
     folder.mkdir(parents=True, exist_ok=True)
     table = summarize(result)
     write_csv(result.candidates, folder / "candidates.csv")
@@ -118,6 +124,23 @@ def write_report(result: Audit, output: str | Path, judged: bool = False) -> dic
         clean = {name: row["clean_ids"] for name, row in table.items()}
         write_text(folder / "clean_ids.json", json.dumps(clean, indent=1))
     return table
+
+
+def _check_nothing_is_lost(result: Audit, path: Path) -> None:
+    """Raise `ValueError` when verdicts that a person wrote into the file are not among the candidates' own."""
+    if not path.is_file():
+        return
+    judged = {candidate.key for candidate in result.candidates if candidate.verdict}
+    csv.field_size_limit(LONGEST_CELL)
+    # Read leniently: a misspelt verdict, or one saved in another encoding, is a person's work too.
+    with open(path, newline="", encoding="utf-8-sig", errors="replace") as file:
+        rows = [row for row in csv.DictReader(file) if (row.get("verdict") or "").strip()]
+    lost = [row for row in rows if tuple(row.get(name) for name in COLUMNS[:4]) not in judged]
+    if lost:
+        raise ValueError(
+            f"--output {str(path.parent)!r} has a candidates.csv with {len(lost)} verdicts that this run would "
+            "drop; give that file as --verdicts, name another folder, or delete it."
+        )
 
 
 def write_csv(candidates: list[Candidate], path: Path) -> None:

@@ -19,7 +19,12 @@ def main() -> None:
     parser.add_argument("--benchmark", nargs="+", action="extend", required=True, metavar="NAME=FILE")
     parser.add_argument("--output", required=True, metavar="DIR")
     parser.add_argument("--verdicts", metavar="FILE", help="a CSV with a person's verdicts")
-    parser.add_argument("--min_similarity", type=float, default=0.3, help="least similarity of a candidate")
+    parser.add_argument(
+        "--min_similarity",
+        type=float,
+        default=0.3,
+        help="least similarity of a candidate; the ten strongest of a benchmark are listed in any case",
+    )
     parser.add_argument("--per_problem", type=int, default=5, help="most candidate texts for one benchmark problem")
     args = parser.parse_args()
     try:

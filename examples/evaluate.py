@@ -69,6 +69,11 @@ def check_options(args: argparse.Namespace) -> None:
     """Raise `ValueError` for an option whose value is wrong or that the chosen sampler does not take."""
     if args.batch_size is not None and args.batch_size < 1:
         raise ValueError(f"`--batch_size` is {args.batch_size}: choose at least 1.")
+    # Names stand in cells of Markdown tables.
+    named = [("--label", args.label), *(("--compare", item.rpartition("=")[0]) for item in args.compare or ())]
+    for option, name in named:
+        if name and (not name.isprintable() or "|" in name):
+            raise ValueError(f"`{option}` {name!r} is no name for a table: leave out line breaks and `|`.")
     for folder in (args.output, args.regrade):
         if folder and Path(folder).exists() and not Path(folder).is_dir():
             raise ValueError(f"{folder!r} is a file: name a folder.")
@@ -104,7 +109,8 @@ def clean_subsets(args: argparse.Namespace, loaded: list[benchmarks.Benchmark]) 
             )
     known = [benchmark for benchmark in loaded if benchmark.name in clean]
     if not known:
-        raise ValueError(f"`--clean` {args.clean!r} knows {', '.join(clean)}, none of the benchmarks evaluated.")
+        names = ", ".join(clean) or "no benchmark"
+        raise ValueError(f"`--clean` {args.clean!r} knows {names}, none of the benchmarks evaluated.")
     subsets = []
     for benchmark in known:
         ids = {example.id for example in benchmark.examples}
@@ -117,6 +123,12 @@ def clean_subsets(args: argparse.Namespace, loaded: list[benchmarks.Benchmark]) 
         subset = benchmarks.without(benchmark, ids - set(clean[benchmark.name]))
         if subset.examples:
             subsets.append(subset)
+        else:
+            print(
+                f"`--clean` {args.clean!r} leaves no problem of {benchmark.name}: it has no {subset.name}, and Avg. "
+                "counts the whole of it.",
+                file=sys.stderr,
+            )
     return subsets
 
 

@@ -247,6 +247,29 @@ def test_odd_texts_survive_the_files(tmp_path):
         read_verdicts(tmp_path / "candidates.csv")
 
 
+def test_verdicts_written_by_hand_are_not_overwritten(tmp_path):
+    found = audit(filler(30), {"toy": [Problem(*row) for row in BENCHMARK]}, min_similarity=0)
+    write_report(found, tmp_path)
+    file = tmp_path / "candidates.csv"
+    with open(file, newline="") as source:
+        rows = list(csv.DictReader(source))
+    rows[0]["verdict"], rows[1]["verdict"] = "same", "sane"  # the second is misspelt
+    with open(file, "w", newline="") as target:
+        writer = csv.DictWriter(target, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    before = file.read_bytes()
+    with pytest.raises(ValueError, match="candidates.csv with 2 verdicts that this run would drop; give that file as"):
+        write_report(found, tmp_path)
+    assert file.read_bytes() == before
+    found.candidates[0].verdict, found.candidates[1].verdict = "same", "near"
+    write_report(found, tmp_path, judged=True)
+    assert set(read_verdicts(file).values()) == {"same", "near"}
+    # Without verdicts, clean_ids.json and the CSV would no longer belong together.
+    with pytest.raises(ValueError, match="with 2 verdicts"):
+        write_report(audit(filler(30), {"toy": [Problem(*row) for row in BENCHMARK]}, min_similarity=0), tmp_path)
+
+
 def test_nesting_and_repetition_cost_no_time():
     texts = [r"\frac{" * 20_000 + "1" + "}" * 20_000, "{" * 200_000, r"\text{ " * 50_000, " " * 10**6 + "a"]
     started = time.process_time()
@@ -259,6 +282,8 @@ def test_rows_of_one_id_can_be_told_apart(tmp_path):
         (tmp_path / name).write_text(json.dumps({"id": "1", "problem": f"From {name}"}) + "\n")
     train = read_train([tmp_path / "a.jsonl", tmp_path / "b.jsonl"])
     assert [problem.id for problem in train] == ["1", "1 (b.jsonl:1)"]
+    # Files of one name in several folders, whose rows share an id.
+    assert len({problem.id for problem in read_train([tmp_path / "b.jsonl"] * 4)}) == 4
 
 
 def test_wrong_files_are_named(tmp_path):
@@ -266,6 +291,9 @@ def test_wrong_files_are_named(tmp_path):
     file.write_text('{"question": "?"}\n')
     with pytest.raises(ValueError, match="row 1 has neither `problem`"):
         read_train([file])
+    with pytest.raises(ValueError, match="row 1 has no `problem`"):
+        read_benchmark(file)
+    file.write_text('{"problem": "  "}\n')
     with pytest.raises(ValueError, match="row 1 has no `problem`"):
         read_benchmark(file)
     file.write_text("")

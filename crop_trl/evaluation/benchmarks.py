@@ -139,27 +139,28 @@ def example_from_row(row: Mapping[str, Any], number: int, where: str) -> Example
 
     Args:
         row (mapping): Has `problem`, `original_problem` or `question`; `answer`, or a `solution` with a box.
-        number (`int`): Its place, the id of rows without one.
+        number (`int`): Its place from 0, the id of rows without one.
         where (`str`): Named in messages.
 
     Returns:
         [`Example`]
 
     Raises:
-        `ValueError`: no problem or no answer.
+        `ValueError`: no problem or no answer; the message counts rows from 1, as editors count lines.
     """
+    place = f"{where}, row {number + 1}"
     problem = next((row[name] for name in ("problem", "original_problem", "question") if row.get(name)), None)
-    if not isinstance(problem, str):
-        raise ValueError(f"{where}, row {number} has no `problem` (nor `original_problem`, `question`); give it one.")
-    answer = row_answer(row, f"{where}, row {number}")
+    if not isinstance(problem, str) or not problem.strip():
+        raise ValueError(f"{place} has no `problem` (nor `original_problem`, `question`); give it one.")
+    answer = row_answer(row, place)
     if answer is None and isinstance(row.get("solution"), str):
         answer = (extract_boxed(row["solution"]) or row["solution"]).strip()
     if not answer:
-        raise ValueError(f"{where}, row {number} has no `answer`; a benchmark needs one for each problem.")
+        raise ValueError(f"{place} has no `answer`; a benchmark needs one for each problem.")
     # A lone surrogate can be sent to no server or tokenizer.
     problem = problem.encode("utf-8", "replace").decode()
     unique_id = None if row.get("unique_id") is None else str(row["unique_id"])
-    return Example(row_id(row, unique_id or str(number), f"{where}, row {number}"), problem, answer, unique_id)
+    return Example(row_id(row, unique_id or str(number), place), problem, answer, unique_id)
 
 
 def load_benchmark(spec: str, samples: int | None = None, base_seed: int | None = None) -> Benchmark:

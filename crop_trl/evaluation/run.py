@@ -10,11 +10,11 @@ import numpy as np
 from tqdm import tqdm
 
 from ..triplets.record import check_template, wrap_problem, write_text
-from .benchmarks import Benchmark, Example
+from .benchmarks import CLEAN, Benchmark, Example, without
 from .grading import extract_boxed, grade_many, require_algebra
 from .metrics import average_interval, bootstrap_interval, mean_at_k, pass_at_k
 from .sampling import DecodingSettings, Response, Sampler
-from .store import Generation, Store, pending_chunks, read_object, stored_names
+from .store import Generation, Store, drawing_in, pending_chunks, read_object, stored_names
 
 
 @dataclass
@@ -126,7 +126,15 @@ def generate(plan: Plan, make_sampler: Callable[[], Sampler]) -> int:
 
     Returns:
         `int`: Responses drawn.
+
+    Raises:
+        `ValueError`: another run draws into the folder, or it cannot be written.
     """
+    with drawing_in(plan.output):
+        return _draw_missing(plan, make_sampler)
+
+
+def _draw_missing(plan: Plan, make_sampler: Callable[[], Sampler]) -> int:
     sampler: Sampler | None = None
     drawn = 0
     for benchmark in plan.stores():
@@ -188,6 +196,7 @@ def score(
     verdicts = grade_many([response.text for response in responses], [example.answer for example, _ in asked])
     correct = np.array(verdicts).reshape(len(benchmark.examples), benchmark.samples)
     mean, passed = mean_at_k(correct), pass_at_k(correct)
+    lengths = [response.tokens for response in responses]
     return {
         "problems": len(benchmark.examples),
         "samples": benchmark.samples,
@@ -199,7 +208,7 @@ def score(
         "pass_at": {str(k): float(pass_at_k(correct, k).mean()) for k in pass_k},
         "correct": int(correct.sum()),
         "responses": len(responses),
-        "average_length": float(np.mean([response.tokens for response in responses])),
+        "average_length": None if None in lengths else float(np.mean(lengths)),
         "format_failures": float(np.mean([extract_boxed(response.text) is None for response in responses])),
         "truncated": float(np.mean([response.truncated for response in responses])),
         "verdicts": {
@@ -210,7 +219,7 @@ def score(
 
 def averaged(names: Sequence[str]) -> list[str]:
     """The benchmarks that enter Avg.: a clean subset takes the place of the whole."""
-    return [name for name in names if f"{name}-Clean" not in names]
+    return [name for name in names if name + CLEAN not in names]
 
 
 def evaluate(plan: Plan, pass_k: Sequence[int] = ()) -> dict[str, Any]:
@@ -278,7 +287,7 @@ def regrade(output: str | Path, benchmarks: Sequence[Benchmark] = (), pass_k: Se
         "model": settings["model"],
         "sampler": settings["sampler"],
         "decoding": {name: settings[name] for name in DecodingSettings().to_dict()},
-        **{name: stored[name] for name in ("label", "training") if name in stored},
+        **{name: stored[name] for name in ("label", "setting", "training") if name in stored},
         "benchmarks": {},
     }
     for benchmark in benchmarks or stored_benchmarks(folder):
@@ -292,8 +301,21 @@ def regrade(output: str | Path, benchmarks: Sequence[Benchmark] = (), pass_k: Se
 
 
 def stored_benchmarks(output: str | Path) -> list[Benchmark]:
-    """The benchmarks that a run holds, with the answers it stored and without the problems' texts."""
-    return [_stored_benchmark(Path(output), name) for name in stored_names(output)]
+    """
+    The benchmarks that a run holds, with the answers it stored and without the problems' texts: those of its
+    `results.json`, clean subsets included, and what was drawn besides.
+    """
+    folder = Path(output)
+    reported = load_results(folder)["benchmarks"] if (folder / "results.json").is_file() else {}
+    found = []
+    for name in stored_names(folder):
+        whole = _stored_benchmark(folder, name)
+        if name in reported or name + CLEAN not in reported:
+            found.append(whole)
+        if name + CLEAN in reported:
+            ids = {example.id for example in whole.examples}
+            found.append(without(whole, ids - set(reported[name + CLEAN]["verdicts"])))
+    return found
 
 
 def _stored_benchmark(folder: Path, name: str) -> Benchmark:
@@ -313,9 +335,9 @@ def load_results(run: str | Path) -> dict[str, Any]:
     path = Path(run) / "results.json"
     if not path.is_file():
         raise FileNotFoundError(f"{str(run)!r} has no results.json; evaluate it first.")
-    results = read_object(path, "regrade the run")
+    results = read_object(path, "delete it and regrade the run")
     if not isinstance(results.get("benchmarks"), dict):
-        raise ValueError(f"{str(path)!r} holds no `benchmarks`; regrade the run.")
+        raise ValueError(f"{str(path)!r} holds no `benchmarks`; delete it and regrade the run.")
     return results
 
 

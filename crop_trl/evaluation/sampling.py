@@ -8,8 +8,9 @@ run goes on as if it had not been.
 import hashlib
 import math
 import os
+import queue
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -52,10 +53,13 @@ SETTINGS = {"A": DecodingSettings(thinking=True), "B": DecodingSettings(thinking
 
 @dataclass(frozen=True)
 class Response:
-    """A response as it came: text with its thinking part, number of tokens, whether the length limit ended it."""
+    """
+    A response as it came: text with its thinking part, number of tokens (`None` where a server does not tell it),
+    whether the length limit ended it.
+    """
 
     text: str
-    tokens: int
+    tokens: int | None
     truncated: bool
 
 
@@ -128,13 +132,21 @@ class TransformersSampler:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         self.settings, self.batch_size = settings, batch_size
-        self.tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
+        check_dtype(dtype)
+        device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+        chosen = dtype or ("float32" if device.type == "cpu" else "bfloat16")
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
+            weights = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, chosen))
+        except (OSError, ValueError) as error:
+            reason = str(error).strip().splitlines() or [""]
+            raise ValueError(
+                f"`--model` {model!r} cannot be loaded ({type(error).__name__}: {reason[0][:200]}); give the folder of "
+                "a saved model with its tokenizer, or a hub name that can be reached."
+            ) from None
+        self.model = weights.to(device).eval()
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
-        device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
-        check_dtype(dtype)
-        chosen = dtype or ("float32" if device.type == "cpu" else "bfloat16")
-        self.model = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, chosen)).to(device).eval()
         ends = self.model.generation_config.eos_token_id
         ends = ends if isinstance(ends, list) else [ends]
         self.ends = {end for end in (*ends, self.tokenizer.eos_token_id) if end is not None}
@@ -256,6 +268,11 @@ class ServerSampler:
             raise ConnectionError(
                 f"`--server_url` {url!r} does not answer; start the server, or correct the address."
             ) from None
+        except (AttributeError, TypeError, ValueError):  # a web page, say: the client checks no answer
+            raise ValueError(
+                f"`--server_url` {url!r} answers, but lists no models; give the address that ends before `/models`, "
+                "such as http://localhost:8000/v1."
+            ) from None
         except openai.APIStatusError as error:
             if error.status_code in (401, 403):
                 raise ValueError(
@@ -266,19 +283,47 @@ class ServerSampler:
             raise ValueError(f"`--server_url` {url!r} serves {', '.join(served[:5])}, not `--model` {model!r}.")
 
     def sample(self, prompts: Sequence[str], seeds: Sequence[int], done: Done) -> None:
-        """See [`Sampler`]. A request that fails for good stops the others, after those that are done were saved."""
-        with ThreadPoolExecutor(self.batch_size) as threads:
-            running = {
-                threads.submit(self._ask, prompt, seed): index
-                for index, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True))
-            }
-            try:
-                for future in as_completed(running):
-                    done(running[future], future.result())
-            except BaseException:
-                for future in running:
-                    future.cancel()
-                raise
+        """
+        See [`Sampler`]. A request that fails for good stops further ones; those in flight are waited for and saved,
+        then the failure is raised.
+        """
+        pairs = list(zip(prompts, seeds, strict=True))
+        todo: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for index in range(len(pairs)):
+            todo.put(index)
+        finished: queue.SimpleQueue[tuple[int, Response | Exception] | None] = queue.SimpleQueue()
+        stop = threading.Event()
+
+        def work() -> None:
+            while not stop.is_set():
+                try:
+                    index = todo.get_nowait()
+                except queue.Empty:
+                    break
+                try:
+                    finished.put((index, self._ask(*pairs[index])))
+                except Exception as error:
+                    stop.set()
+                    finished.put((index, error))
+            finished.put(None)
+
+        # Daemons: Ctrl-C ends the process at once. An executor would wait for its requests, up to an hour each.
+        working = min(self.batch_size, len(pairs))
+        for _ in range(working):
+            threading.Thread(target=work, daemon=True).start()
+        failure: Exception | None = None
+        try:
+            while working:
+                if (item := finished.get()) is None:
+                    working -= 1
+                elif isinstance(item[1], Exception):
+                    failure = failure or item[1]
+                else:
+                    done(*item)
+        finally:
+            stop.set()
+        if failure is not None:
+            raise failure
 
     def _ask(self, prompt: str, seed: int) -> Response:
         import openai
@@ -305,16 +350,37 @@ class ServerSampler:
             raise ConnectionError(
                 f"`--server_url` {self.url!r} stopped answering; what is done is saved, run the same command again."
             ) from None
-        choice = answer.choices[0]
-        text = choice.message.content or ""
-        # Servers with a reasoning parser hand the thinking part over separately.
-        reasoning = getattr(choice.message, "reasoning_content", None) or getattr(choice.message, "reasoning", None)
-        truncated = choice.finish_reason == "length"
-        if reasoning:
-            closed = bool(text) or not truncated
-            text = f"{OPEN_THINK}{reasoning}{'</think>' if closed else ''}{text}"
-        tokens = answer.usage.completion_tokens if answer.usage else 0
-        return Response(text, tokens, truncated)
+        except (openai.OpenAIError, ValueError) as error:
+            raise self._unusable(error) from None
+        try:
+            return _response(answer)
+        except (AttributeError, IndexError, TypeError) as error:
+            # Some proxies send their errors with HTTP 200.
+            raise self._unusable(getattr(answer, "error", None) or error) from None
+
+    def _unusable(self, reason: Any) -> RuntimeError:
+        return RuntimeError(
+            f"`--server_url` {self.url!r} answered with something that is no chat completion ({type(reason).__name__}: "
+            f"{str(reason)[:200]}); check the address, and run the same command again: what is done is saved."
+        )
+
+
+def _response(answer: Any) -> Response:
+    """Read a chat completion. The client checks no answer, so anything may be in it: raises what reading it raises."""
+    choice = answer.choices[0]
+    text = choice.message.content
+    # Servers with a reasoning parser hand the thinking part over separately.
+    reasoning = getattr(choice.message, "reasoning_content", None) or getattr(choice.message, "reasoning", None)
+    for part in (text, reasoning):
+        if not isinstance(part, str | None):
+            raise TypeError(f"the message holds a {type(part).__name__}, not a text")
+    text = text or ""
+    truncated = choice.finish_reason == "length"
+    if reasoning:
+        closed = bool(text) or not truncated
+        text = f"{OPEN_THINK}{reasoning}{'</think>' if closed else ''}{text}"
+    tokens = answer.usage.completion_tokens if answer.usage else None
+    return Response(text, tokens if isinstance(tokens, int) else None, truncated)
 
 
 SAMPLERS = ("vllm", "server", "hf")

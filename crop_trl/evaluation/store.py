@@ -2,10 +2,13 @@
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from ..triplets.record import write_text
 from .benchmarks import Benchmark
@@ -21,7 +24,7 @@ class Generation:
         sample (`int`): Which of the k samples.
         seed (`int`): What it was drawn with.
         text (`str`): The response, thinking part included.
-        tokens (`int`): Its length.
+        tokens (`int`, *optional*): Its length, where the sampler told it.
         truncated (`bool`): Whether the length limit ended it.
         gold (`str`): The right answer, so that a run can be graded again on its own.
     """
@@ -30,7 +33,7 @@ class Generation:
     sample: int
     seed: int
     text: str
-    tokens: int
+    tokens: int | None
     truncated: bool
     gold: str
 
@@ -114,15 +117,24 @@ class Store:
         """
         Add generations; they are on disk when this returns. Only the first call binds the folder to the settings: a run
         that fails before its first response leaves it free.
+
+        Raises:
+            `OSError`: they could not be written (a full disk); the message names the folder.
         """
-        if not self._ready:
-            self._prepare()
         lines = "".join(json.dumps(asdict(generation), ensure_ascii=False) + "\n" for generation in generations)
-        with open(self.path, "ab") as file:
-            # A lone surrogate, which UTF-8 cannot hold, becomes the escape that JSON reads back.
-            file.write(lines.encode("utf-8", "backslashreplace"))
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            if not self._ready:
+                self._prepare()
+            with open(self.path, "ab") as file:
+                # A lone surrogate, which UTF-8 cannot hold, becomes the escape that JSON reads back.
+                file.write(lines.encode("utf-8", "backslashreplace"))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise OSError(
+                f"`--output` {str(self.folder.parent)!r} cannot be written ({error.strerror}); make room and run the "
+                "same command again: what was written is kept."
+            ) from None
 
 
 def _generation(line: bytes) -> Generation | None:
@@ -130,8 +142,43 @@ def _generation(line: bytes) -> Generation | None:
         generation = Generation(**json.loads(line))
     except (ValueError, TypeError, RecursionError):
         return None
-    kinds = {"id": str, "sample": int, "seed": int, "text": str, "tokens": int, "truncated": bool, "gold": str}
-    return generation if all(type(getattr(generation, name)) is kind for name, kind in kinds.items()) else None
+    kinds = {"id": str, "sample": int, "seed": int, "text": str, "tokens": int | None, "truncated": bool, "gold": str}
+    return generation if all(_is(getattr(generation, name), kind) for name, kind in kinds.items()) else None
+
+
+def _is(value: Any, kind: Any) -> bool:
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
+@contextmanager
+def drawing_in(folder: str | Path) -> Iterator[None]:
+    """
+    Keep a second run from drawing into the same folder meanwhile; it would draw everything twice.
+
+    Args:
+        folder (`str` or `Path`): The run's output folder; made if needed.
+
+    Raises:
+        `ValueError`: another process draws there, or the folder cannot be written.
+    """
+    lock = FileLock(Path(folder) / "generations" / "lock", timeout=0)  # gone with the process, kill -9 included
+    try:
+        Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        raise ValueError(
+            f"`--output` {str(folder)!r} is in use by another run; wait for it to end, or give another folder."
+        ) from None
+    except NotImplementedError:  # a file system without locks
+        pass
+    except OSError as error:
+        raise ValueError(
+            f"`--output` {str(folder)!r} cannot be written ({error.strerror}); give a folder to write in."
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def read_object(path: str | Path, remedy: str) -> dict[str, Any]:

@@ -93,7 +93,8 @@ def diagnostics_table(runs: Mapping[str, Mapping[str, Any]]) -> str:
             if entry is None:
                 row += ["-"] * 3
             else:
-                row += [f"{entry['average_length']:,.2f}"]
+                length = entry["average_length"]
+                row += ["-" if length is None else f"{length:,.2f}"]
                 row += [percent(entry[key]) + "%" for key in ("format_failures", "truncated")]
         rows.append(row)
     return _table(header, rows)

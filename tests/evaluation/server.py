@@ -11,7 +11,8 @@ class ChatServer:
     Serves `/v1/models` and `/v1/chat/completions`.
 
     `answer(request)` returns the message's text, or a dict that is merged into the choice (`message`, `finish_reason`),
-    or an int, which becomes the HTTP status. All requests are kept in `requests`.
+    or an int, which becomes the HTTP status, or bytes, which become the whole body. All requests are kept in
+    `requests`.
     """
 
     def __init__(self, answer: Callable[[dict], object], model: str = "toy"):
@@ -19,8 +20,8 @@ class ChatServer:
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
-            def reply(self, status: int, body: dict) -> None:
-                data = json.dumps(body).encode()
+            def reply(self, status: int, body: dict | bytes) -> None:
+                data = body if isinstance(body, bytes) else json.dumps(body).encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(data)))
@@ -36,6 +37,8 @@ class ChatServer:
                 answer_ = answer(request)
                 if isinstance(answer_, int):
                     return self.reply(answer_, {"error": {"message": "no", "type": "x"}})
+                if isinstance(answer_, bytes):
+                    return self.reply(200, answer_)
                 choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": answer_}}
                 if isinstance(answer_, dict):
                     choice = {**choice, **answer_}

@@ -104,17 +104,18 @@ def test_unreachable_hub_gets_a_remedy(monkeypatch):
     ("rows", "words"),
     [
         ([], "has no rows"),
-        ([{"answer": "1"}], "row 0 has no `problem`"),
-        ([{"problem": "p"}], "row 0 has no `answer`"),
+        ([{"answer": "1"}], "row 1 has no `problem`"),
+        ([{"problem": "p"}], "row 1 has no `answer`"),
+        ([{"problem": "p", "answer": "1"}, {"problem": " ", "answer": "1"}], "row 2 has no `problem`"),
         ([{"problem": "p", "answer": "1", "id": "a"}] * 2, "has the id 'a' twice"),
         (
             [{"problem": "p", "answer": "1", "id": "1"}, {"problem": "q", "answer": "1", "id": 1}],
             "has the id '1' twice",
         ),
         ([{"problem": "p", "answer": "1", "id": {"a": 1}}], "has an `id` that is a dict"),
-        ([{"problem": "p", "answer": float("nan")}], "row 0 has an `answer` that is 'nan'"),
-        ([{"problem": "p", "answer": ["1", "2"]}], "row 0 has an `answer` that is"),
-        ([{"problem": "p", "answer": True}], "row 0 has an `answer` that is 'True'"),
+        ([{"problem": "p", "answer": float("nan")}], "row 1 has an `answer` that is 'nan'"),
+        ([{"problem": "p", "answer": ["1", "2"]}], "row 1 has an `answer` that is"),
+        ([{"problem": "p", "answer": True}], "row 1 has an `answer` that is 'True'"),
     ],
 )
 def test_wrong_files_are_explained(tmp_path, rows, words):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from crop_trl.evaluation.run import load_results, training_diagnostics
+from crop_trl.evaluation.run import load_results, score, stored_benchmarks, training_diagnostics
 from crop_trl.evaluation.store import Generation, Store, pending_chunks
 
 from .server import ChatServer
@@ -106,6 +106,10 @@ def test_server_run_regrade_and_compare(benchmark, tmp_path):
     results = load_results(first)
     assert results["benchmarks"]["sums-Clean"]["mean"] == 0.5 and results["averaged"] == ["sums-Clean"]
     assert results["average"] == 0.5 and results["benchmarks"]["sums"] == {**row, "pass_at": {}}
+    # Grading once more keeps what was reported: the subset in Avg., the label, the setting.
+    done = run("--regrade", first)
+    assert done.returncode == 0 and load_results(first) == results, done.stderr
+    assert (results["label"], results["setting"]) == ("first", "A")
 
     better = ChatServer(lambda request: f"\\boxed{{{sum_of(request)}}}")
     done = run(*server_arguments(better, benchmark, second), "--no-thinking")
@@ -156,6 +160,85 @@ def test_generations_are_kept_when_a_request_fails(benchmark, tmp_path):
     done = run("--regrade", tmp_path / "out")
     server.close()
     assert done.returncode == 1 and "lacks 5 of 24 responses" in done.stderr
+
+
+def test_second_run_in_a_folder_is_refused(benchmark, tmp_path):
+    server = ChatServer(lambda request: time.sleep(0.3) or answer(request))
+    arguments = [*server_arguments(server, benchmark, tmp_path / "out"), "--batch_size", 1]
+    file = tmp_path / "out" / "generations" / "sums.jsonl"
+    process = subprocess.Popen(
+        command(*arguments), cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        while process.poll() is None and not file.is_file():
+            time.sleep(0.01)
+        second = run(*arguments)
+        assert process.poll() is None
+    finally:
+        process.kill()  # for good: the lock must go with the process
+        process.wait()
+    assert second.returncode == 1 and len(second.stderr.splitlines()) == 1
+    assert "is in use by another run; wait for it to end" in second.stderr
+    asked = [(request["messages"][0]["content"], request["seed"]) for request in server.requests]
+    assert len(asked) == len(set(asked))
+    done = run(*arguments, "--batch_size", 24)
+    server.close()
+    assert done.returncode == 0, done.stderr
+
+
+def test_interrupt_does_not_wait_for_requests(benchmark, tmp_path):
+    server = ChatServer(lambda request: time.sleep(30) if sum_of(request) == 2 else answer(request))
+    process = subprocess.Popen(
+        command(*server_arguments(server, benchmark, tmp_path / "out")),
+        cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    file = tmp_path / "out" / "generations" / "sums.jsonl"
+    while process.poll() is None and not (file.is_file() and file.read_bytes().count(b"\n") == PROBLEMS - 1):
+        time.sleep(0.01)
+    started = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert time.monotonic() - started < 10 and process.returncode == 1
+    assert said.splitlines()[-1] == "Interrupted; what is done is saved, the same command goes on from there."
+    assert len(Store(tmp_path / "out", "sums").read()) == PROBLEMS - 1
+    server.close()
+
+
+def test_full_disk_is_said_and_loses_nothing(benchmark, tmp_path):
+    server = ChatServer(answer)
+    arguments = server_arguments(server, benchmark, tmp_path / "out")
+    limited = ["bash", "-c", 'ulimit -f 2; exec "$@"', "bash", *command(*arguments)]  # blocks of 1,024 bytes
+    done = subprocess.run(limited, capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT)
+    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("error: `--output` ")
+    assert "cannot be written (File too large); make room" in done.stderr and "Traceback" not in done.stderr
+    kept = Store(tmp_path / "out", "sums").read()
+    assert 0 < len(kept) < 2 * PROBLEMS
+    done = run(*arguments)
+    server.close()
+    assert done.returncode == 0, done.stderr
+    after = Store(tmp_path / "out", "sums").read()
+    assert len(after) == 2 * PROBLEMS and all(after[key] == generation for key, generation in kept.items())
+
+
+def test_folder_that_cannot_be_written_is_said_before_a_request(benchmark, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "generations").write_text("")
+    server = ChatServer(answer)
+    done = run(*server_arguments(server, benchmark, tmp_path / "out"))
+    server.close()
+    assert done.returncode == 1 and "cannot be written" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert not server.requests
+
+
+def test_subset_that_was_evaluated_alone_keeps_its_name(tmp_path):
+    rows = [Generation(f"q{n}", 0, 1, "\\boxed{1}", None, False, "1") for n in range(3)]
+    Store(tmp_path, "sums", {"base_seed": 1, "prompt_template": "{problem}"}).append(rows)
+    reported = {"sums-Clean": {"verdicts": {"q0": [1], "q2": [1]}}}
+    (tmp_path / "results.json").write_text(json.dumps({"benchmarks": reported}))
+    (subset,) = stored_benchmarks(tmp_path)
+    assert subset.name == "sums-Clean" and [example.id for example in subset.examples] == ["q0", "q2"]
+    # A length that nobody told is unknown, not 0.
+    assert score(subset, Store(tmp_path, "sums").read())["average_length"] is None
 
 
 @pytest.mark.parametrize(
@@ -215,6 +298,8 @@ def test_generations_are_kept_when_a_request_fails(benchmark, tmp_path):
             ["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--clean", "FLAT"],
             "no list of ids for 'tiny-math'",
         ),
+        (["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--label", "a|b"], "`--label` 'a|b'"),
+        (["--compare", "a\nb=OUT"], "`--compare` 'a\\nb' is no name for a table"),
         (["--compare", "CUTRUN"], "is not whole JSON"),
         (["--compare", "nowhere"], "has no results.json"),
         (["--regrade", "nowhere"], "holds no generations"),

@@ -1,5 +1,6 @@
 """Samplers with a real model and a real server: prompts as rendered, lengths, ends, thinking parts."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,64 @@ def test_refused_key_is_explained(monkeypatch):
     with pytest.raises(ValueError, match=r"refuses the key \(HTTP 401\); set OPENAI_API_KEY"):
         ServerSampler("toy", DecodingSettings(), server.url)
     server.close()
+
+
+MESSAGE = '"message": {"role": "assistant", "content": "\\\\boxed{1}"}'
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("<html>Sign in</html>", "no chat completion"),
+        ('{"choices": [], "usage"', "no chat completion"),
+        ("[1]", "no chat completion"),
+        ('{"choices": []}', "no chat completion"),
+        ('{"choices": null}', "no chat completion"),
+        ('{"choices": [{"index": 0}]}', "no chat completion"),
+        ('{"choices": [{"message": {"content": [{"type": "text"}]}}]}', "holds a list, not a text"),
+        ('{"error": {"message": "quota used up", "code": 429}}', "quota used up"),
+    ],
+)
+def test_answers_that_are_none_are_explained(body, words):
+    server = ChatServer(lambda request: body.encode())
+    with pytest.raises(RuntimeError, match=words) as stopped:
+        draw(ServerSampler("toy", DecodingSettings(), server.url), ["p"], [5])
+    server.close()
+    assert server.url in str(stopped.value) and "run the same command again" in str(stopped.value)
+
+
+@pytest.mark.parametrize("usage", ["", ', "usage": null', ', "usage": {"completion_tokens": null}'])
+def test_a_length_that_the_server_does_not_tell_is_unknown(usage):
+    server = ChatServer(lambda request: f'{{"choices": [{{"finish_reason": "stop", {MESSAGE}}}]{usage}}}'.encode())
+    (response,) = draw(ServerSampler("toy", DecodingSettings(), server.url), ["p"], [5])
+    server.close()
+    assert response.text == "\\boxed{1}" and response.tokens is None
+
+
+def test_requests_in_flight_are_saved_when_one_fails():
+    def reply(request: dict):
+        if request["messages"][0]["content"] == "bad":
+            return 400
+        time.sleep(1)
+        return "late"
+
+    server = ChatServer(reply)
+    saved = {}
+    with pytest.raises(RuntimeError, match="HTTP 400"):
+        sampler = ServerSampler("toy", DecodingSettings(), server.url, batch_size=2)
+        sampler.sample(["slow", "bad", "never", "never"], [1, 2, 3, 4], saved.__setitem__)
+    server.close()
+    # Two at a time: the slow one was under way, the others had not begun.
+    assert list(saved) == [0] and saved[0].text == "late" and len(server.requests) == 2
+
+
+@pytest.mark.parametrize("kind", ["missing", "empty folder"])
+def test_a_model_that_cannot_be_loaded_is_one_sentence(kind, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    model = str(tmp_path) if kind == "empty folder" else str(tmp_path / "nothing")
+    with pytest.raises(ValueError, match="`--model` '.*' cannot be loaded") as stopped:
+        TransformersSampler(model, DecodingSettings())
+    assert "\n" not in str(stopped.value)
 
 
 @pytest.mark.parametrize(
