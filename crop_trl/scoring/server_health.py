@@ -233,13 +233,15 @@ class Outage:
             `ValueError`: a server came back with another model.
         """
         while not stop.is_set():
+            # First of all: a server that lists its models whenever it is asked would otherwise be asked for ever.
+            self._check_time([] if failing_since is None else [failing_since])
             with self._lock:
                 due = self._take_due()
                 sound = [server for server in self.servers if server.failing_since is None]
             if due is not None and self._is_back(due):
                 # One request of the real kind decides; a server may list models and be unable to run them.
                 return due
-            self._check_time(failing_since)
+            self._check_time(self._all_failing_since())
             if sound:
                 return sound[next(self._round) % len(sound)]
             stop.wait(0.05)
@@ -263,14 +265,14 @@ class Outage:
             return False
         return True
 
-    def _check_time(self, failing_since: float | None) -> None:
+    def _all_failing_since(self) -> list[float]:
         with self._lock:
             since = [server.failing_since for server in self.servers]
-        # Since when all have failed, or this sequence on every one it was sent to.
-        starts = [failing_since] if failing_since is not None else []
-        if None not in since:
-            starts.append(max(since))
-        if starts and time.monotonic() - min(starts) >= self.timeout:
+        return [] if None in since else [max(since)]
+
+    def _check_time(self, since: Sequence[float]) -> None:
+        """Give up if a sequence has had no luck, or no server has answered, for too long."""
+        if since and time.monotonic() - min(since) >= self.timeout:
             what = "; ".join(self._describe(server) for server in self.servers if server.reason)
             raise TeacherServerError(
                 f"Gave up waiting for the teacher after {self.timeout:g} s (`teacher_server_timeout`): {what}. Start "

@@ -236,8 +236,10 @@ def test_a_server_that_lists_models_and_runs_none(teachers, mode):
     assert "Training is paused" in said[0]
 
 
-def test_a_sequence_that_no_server_can_score(teachers):
-    """Everything else succeeds in between, and still it does not go on for ever."""
+@pytest.mark.parametrize("pause", [0.5, 1.0])
+def test_a_sequence_that_no_server_can_score(teachers, monkeypatch, pause):
+    """All else succeeds in between, and still it does not go on for ever, however short the pauses happen to be."""
+    monkeypatch.setattr("random.uniform", lambda low, high: pause)
     teacher = teachers()
     scorer = ServerScorer([teacher.url], top_k=K, timeout=2, requests_per_server=1)
     teacher.script(mode="500", count=1000)
