@@ -129,7 +129,7 @@ def read_export(folder: str | Path, steps: Sequence[int] | range | None = None) 
         `pyarrow.Table`, ordered by step and row; its schema's metadata holds the run's settings as JSON.
 
     Raises:
-        `ValueError`: there is nothing of these steps.
+        `ValueError`: there is nothing of these steps, a file is damaged, or the steps are of several methods.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -144,7 +144,20 @@ def read_export(folder: str | Path, steps: Sequence[int] | range | None = None) 
             f"{str(folder)!r} holds no exported selection{'' if steps is None else ' of these steps'}; train with "
             "`--selection_export_steps 1`."
         )
-    tables = [pq.read_table(path) for path in found]
+    tables, methods = [], {}
+    for path in found:
+        try:
+            tables.append(pq.read_table(path))
+            methods.setdefault(json.loads(tables[-1].schema.metadata[METADATA_KEY])["method"], path.name)
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{str(path)!r} is no export that can be read ({error}); delete it.") from error
+    if len(methods) > 1:
+        # A run that was resumed with another method; its columns and what they mean change from there on.
+        parts = ", ".join(f"{method!r} from {name} on" for method, name in methods.items())
+        raise ValueError(
+            f"{str(folder)!r} holds steps of several methods, {parts}; move the files of one of them to `{FOLDER}/` in "
+            "a folder of its own, or read the steps of one with `steps`."
+        )
     metadata = tables[-1].schema.metadata
     return pa.concat_tables(tables, promote_options="default").replace_schema_metadata(metadata)
 

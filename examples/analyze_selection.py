@@ -5,11 +5,13 @@
     python examples/analyze_selection.py --results runs/compare
 
 A source is a rollout bank (examples/replay_selectors.py), to which methods are applied, or the output folder of a run
-that was trained with `--selection_export_steps 1`. Several sources stand side by side. Every figure comes with a JSON
+that was trained with `--selection_export_steps 1`. Several sources stand side by side; among kinds of tokens, methods
+of one name are counted together. Every figure comes with a JSON
 file that holds its numbers.
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -18,8 +20,8 @@ from transformers import AutoTokenizer
 from crop_trl.analysis.budget_curves import budget_curves, read_runs, save_budget_chart
 from crop_trl.analysis.categories import load_word_lists
 from crop_trl.analysis.category_shares import category_shares, save_category_chart
-from crop_trl.analysis.chart import save_json
-from crop_trl.analysis.entropy_ranks import BINS, TAIL, entropy_ranks, save_entropy_chart
+from crop_trl.analysis.chart import require_matplotlib, save_json
+from crop_trl.analysis.entropy_ranks import BINS, TAIL, check_ranks, entropy_ranks, save_entropy_chart
 from crop_trl.analysis.heatmap import render_terminal, save_html, save_png
 from crop_trl.analysis.inspect import strongest_responses, table_heatmap
 from crop_trl.analysis.tokens import TokenTable, read_source
@@ -46,6 +48,16 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--note", default="", help="a line below every figure: models, data")
     parser.add_argument("--output", help="folder to write; by default `analysis` beside or in the first source")
     return parser.parse_args(argv)
+
+
+def check_output(output: Path) -> None:
+    """Raise `ValueError` unless files can be written to this folder, which need not exist."""
+    existing = next(path for path in (output, *output.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        what = "cannot be written to" if existing.is_dir() else "is a file"
+        raise ValueError(
+            f"`--output` {str(output)!r} is no folder to write: {str(existing)!r} {what}; give another folder."
+        )
 
 
 def load_tokenizer(args: argparse.Namespace, tables: list[TokenTable]):
@@ -112,6 +124,9 @@ def main(argv: list[str] | None = None) -> None:
             raise ValueError(f"`--heatmaps` must be a whole number of at least 0, got {args.heatmaps}.")
         first = Path((args.source or args.results)[0])
         output = Path(args.output) if args.output else (first if first.is_dir() else first.parent) / "analysis"
+        check_output(output)
+        check_ranks(args.tail, args.bins)
+        require_matplotlib()
         lines = analyze(args, output) if args.source else []
         if args.results:
             curves = budget_curves(read_runs(args.results), args.method)

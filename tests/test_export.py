@@ -91,6 +91,34 @@ def test_a_resumed_run_holds_no_row_twice(tmp_path):
     assert after.column("token_ids").to_pylist() == before.slice(0, 32).column("token_ids").to_pylist()
 
 
+def test_steps_of_several_methods_are_not_taken_for_one(tmp_path):
+    """A run that is resumed with another method leaves both in its folder."""
+    settings = {"selection_export_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    make_trainer(tmp_path, method="opd", max_steps=1, **settings).train()
+    resumed = make_trainer(tmp_path, method="crop", max_steps=2, **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    with pytest.raises(
+        ValueError, match=r"several methods, 'opd' from step_000000\S* on, 'crop' from step_000001\S* on"
+    ):
+        read_export(tmp_path)
+    assert "score" in read_export(tmp_path, range(1, 2)).column_names
+    assert "score" not in read_export(tmp_path, range(1)).column_names
+
+
+@pytest.mark.parametrize("kind", ["cut off", "empty", "another parquet file"])
+def test_a_damaged_file_is_named(tmp_path, kind):
+    make_trainer(tmp_path, selection_export_steps=1, max_steps=1).train()
+    path = tmp_path / FOLDER / "step_000000.process_000.parquet"
+    if kind == "another parquet file":
+        pq.write_table(pq.read_table(path).replace_schema_metadata(None), path)
+    else:
+        path.write_bytes(path.read_bytes()[: 900 if kind == "cut off" else 0])
+    with pytest.raises(
+        ValueError, match=r"step_000000\.process_000\.parquet' is no export that can be read .*; delete it"
+    ):
+        read_export(tmp_path)
+
+
 def test_a_long_rollout_costs_a_few_bytes_a_token(tmp_path):
     """Values spread as a teacher's are (most next to zero), 16 responses of up to 2,000 tokens."""
     rng = np.random.default_rng(0)

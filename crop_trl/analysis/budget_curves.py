@@ -205,11 +205,23 @@ def read_runs(paths: Iterable[str | Path]) -> list[Run]:
             except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
                 message = f"{str(file)!r} is no result that can be read ({type(error).__name__}: {error})"
                 raise ValueError(f"{message}; write it again with the script it came from.") from error
-    return list(dict.fromkeys(runs))
+    # The student before training is the same one in every result of its seed. Of other runs only a seed tells that two
+    # of equal accuracy are one.
+    once = dict.fromkeys(run for run in runs if run.seed is not None or run.method == BASE)
+    return [*once, *(run for run in runs if run not in once)]
+
+
+def _number(file: Path, name: str, text, kind=float):
+    """A number of a result; raises `ValueError` with its file and name."""
+    try:
+        return kind(text)
+    except ValueError as error:
+        what = "a whole number" if kind is int else "a number"
+        raise ValueError(f"{str(file)!r}: `{name}` must be {what}, got {text!r}.") from error
 
 
 def _run(file: Path, method: str, ratio, accuracy, seed) -> Run:
-    accuracy = float(accuracy)
+    accuracy = _number(file, "accuracy", accuracy)
     if not 0 <= accuracy <= 1:
         raise ValueError(f"{str(file)!r}: `accuracy` must be a share between 0 and 1, got {accuracy:g}.")
     is_dense = method == BASE or (method in METHODS and METHODS[method].score is None)
@@ -217,12 +229,19 @@ def _run(file: Path, method: str, ratio, accuracy, seed) -> Run:
         if not is_dense and method in METHODS:
             raise ValueError(f"{str(file)!r}: method {method!r} needs its `retention_ratio`; add it.")
         ratio = None
-    seed = None if seed in (None, "") else int(seed)
-    return Run(method, None if ratio is None else float(ratio), accuracy, seed)
+    else:
+        ratio = _number(file, "retention_ratio", ratio)
+        if not 0 < ratio <= 1:
+            raise ValueError(
+                f"{str(file)!r}: `retention_ratio` must lie in (0, 1], got {ratio:g}; write a fifth as 0.2."
+            )
+    seed = None if seed in (None, "") else _number(file, "seed", seed, int)
+    return Run(method, ratio, accuracy, seed)
 
 
 def _read_csv(file: Path) -> list[Run]:
-    with open(file, encoding="utf-8", newline="") as stream:
+    # Spreadsheets begin a CSV file with a byte order mark, which would become part of the first column's name.
+    with open(file, encoding="utf-8-sig", newline="") as stream:
         rows = list(csv.DictReader(stream))
     missing = {"method", "accuracy"} - set(rows[0] if rows else ())
     if missing:

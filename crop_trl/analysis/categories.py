@@ -130,8 +130,10 @@ def load_word_lists(path: str | Path = WORD_LISTS) -> WordLists:
             chinese=chinese,
         )
     except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+        # A YAML error draws the place of the mistake over several lines.
+        reason = " ".join(str(error).split())
         raise ValueError(
-            f"`word_lists` {str(path)!r} cannot be read ({type(error).__name__}: {error}); start from a copy of "
+            f"`word_lists` {str(path)!r} cannot be read ({type(error).__name__}: {reason}); start from a copy of "
             "crop_trl/analysis/categories.yaml."
         ) from error
 

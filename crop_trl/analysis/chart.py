@@ -8,12 +8,31 @@ from pathlib import Path
 from .heatmap.canvas import DPI, INK, QUIET
 from .heatmap.data import write_atomically
 
-__all__ = ["COLOURS", "INK", "MARKERS", "QUIET", "RULE", "new_figure", "save", "save_json", "tidy"]
+__all__ = [
+    "COLOURS",
+    "INK",
+    "MARKERS",
+    "QUIET",
+    "RULE",
+    "new_figure",
+    "require_matplotlib",
+    "save",
+    "save_json",
+    "tidy",
+]
 
 RULE = "#d0d0d0"
 # Okabe and Ito's, which keep apart for every common kind of colour blindness.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
 MARKERS = "osD^vP*X"
+
+
+def require_matplotlib() -> None:
+    """Raise `ImportError` with the remedy when matplotlib is not installed."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise ImportError("Drawing a chart needs matplotlib: `pip install crop-trl[viz]`.") from error
 
 
 def new_figure(width: float, height: float):
@@ -23,11 +42,10 @@ def new_figure(width: float, height: float):
     Raises:
         `ImportError`: matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("Drawing a chart needs matplotlib: `pip install crop-trl[viz]`.") from error
+    require_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     # The canvas is used directly: pyplot would keep the figure alive and choose a backend for the whole process.
     figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)

@@ -79,6 +79,14 @@ def _tied_positions(entropy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return first[group], size[group]
 
 
+def check_ranks(tail: float, bins: int) -> None:
+    """Raise `ValueError` unless [`entropy_ranks`] takes this tail and this number of bins."""
+    if not 0 < tail < 1:
+        raise ValueError(f"`tail` must lie in (0, 1), got {tail}: {TAIL} is the surest {100 * TAIL:g} % of the tokens.")
+    if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
+        raise ValueError(f"`bins` must be a whole number of at least 1, got {bins!r}: {BINS} is the default.")
+
+
 def entropy_ranks(
     tables: TokenTable | Sequence[TokenTable], tail: float = TAIL, bins: int = BINS, seed: int = 0
 ) -> EntropyRanks:
@@ -98,10 +106,7 @@ def entropy_ranks(
     Raises:
         `ValueError`: a table without entropies, a tail outside (0, 1), no bin, or nothing to rank.
     """
-    if not 0 < tail < 1:
-        raise ValueError(f"`tail` must lie in (0, 1), got {tail}.")
-    if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
-        raise ValueError(f"`bins` must be a whole number of at least 1, got {bins!r}.")
+    check_ranks(tail, bins)
     tables = [tables] if isinstance(tables, TokenTable) else list(tables)
     rng = np.random.default_rng(seed)
     rows: dict[str, tuple] = {}

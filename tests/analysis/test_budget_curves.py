@@ -89,12 +89,26 @@ def test_what_a_training_run_says_of_itself_reaches_an_evaluation(tmp_path):
     assert said == {"method": "tip", "retention_ratio": 0.1, "seed": 3, "step": 5, "budget": 0.09, "truncated": None}
 
 
+def test_runs_of_equal_accuracy_without_a_seed_are_several(tmp_path):
+    """Three runs, two of which came out alike, are three; the student before training is one, whoever reports it."""
+    rows = ["crop,0.2,0.6", "crop,0.2,0.6", "crop,0.2,0.75", "base,,0.4", "base,,0.4"]
+    # Spreadsheets put a byte order mark before the first column's name.
+    (tmp_path / "runs.csv").write_text("\n".join(["method,retention_ratio,accuracy", *rows]), encoding="utf-8-sig")
+    curves = budget_curves(read_runs([tmp_path / "runs.csv"]))
+    assert curves.curves["crop"][0.2].runs == 3 and round(curves.curves["crop"][0.2].accuracy, 6) == 0.65
+    assert curves.dense["base"].runs == 1
+
+
 MISTAKES = {
     "does not exist": "'{}/none' does not exist; give a folder of results",
     "empty": "'{}/empty' holds no result.json or results.json",
     "percent.csv": "`accuracy` must be a share between 0 and 1, got 26.8",
     "columns.csv": "lacks the columns accuracy",
     "ratio.csv": "method 'crop' needs its `retention_ratio`",
+    "ratio_percent.csv": "ratio_percent.csv': `retention_ratio` must lie in (0, 1], got 20; write a fifth",
+    "ratio_nan.csv": "`retention_ratio` must lie in (0, 1], got nan",
+    "words.csv": "words.csv': `accuracy` must be a number, got 'high'",
+    "seed.csv": "seed.csv': `seed` must be a whole number, got 'a'",
     "unknown": "does not say what was trained; evaluate it with `--training_run`",
     "broken": "is no result that can be read",
 }
@@ -106,6 +120,10 @@ def test_mistakes(tmp_path, name):
     (tmp_path / "percent.csv").write_text("method,accuracy\nopd,26.8\n")
     (tmp_path / "columns.csv").write_text("method,score\nopd,26.8\n")
     (tmp_path / "ratio.csv").write_text("method,accuracy\ncrop,0.3\n")
+    (tmp_path / "ratio_percent.csv").write_text("method,retention_ratio,accuracy\ncrop,20,0.3\n")
+    (tmp_path / "ratio_nan.csv").write_text("method,retention_ratio,accuracy\ncrop,nan,0.3\n")
+    (tmp_path / "words.csv").write_text("method,accuracy\nopd,high\n")
+    (tmp_path / "seed.csv").write_text("method,accuracy,seed\nopd,0.3,a\n")
     write(tmp_path / "unknown/results.json", benchmarks={}, average=0.3, label="mine")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken/result.json").write_text("{")

@@ -1,6 +1,7 @@
 """The analysis script on a bank, on a run of train_crop.py, and on results; what a user reads for a mistake."""
 
 import json
+import sys
 from pathlib import Path
 
 import analyze_selection
@@ -129,15 +130,37 @@ MISTAKES = {
     "tail": (["{bank}", "--methods", "crop", "--tail", "1"], "`tail` must lie in (0, 1), got 1.0"),
     "tokenizer": (["{bank}", "--methods", "crop", "--tokenizer", "./none"], "No tokenizer can be loaded from './none'"),
     "word lists": (["{bank}", "--word_lists", "./none.yaml"], "`word_lists` './none.yaml' cannot be read"),
+    "no YAML": (["{bank}", "--word_lists", "{folder}/x.yaml"], "x.yaml' cannot be read (ScannerError"),
     "heat maps": (["{bank}", "--heatmaps", "-1"], "`--heatmaps` must be a whole number of at least 0, got -1"),
     "results": (["--results", "./none"], "'none' does not exist; give a folder of results"),
 }
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_an_output_that_is_a_file_is_told_at_once(bank, tmp_path, inside):
+    (tmp_path / "file").write_text("mine")
+    output = tmp_path / "file" / "sub" if inside else tmp_path / "file"
+    with pytest.raises(
+        SystemExit, match=r"error: `--output` .* is no folder to write: .*file' is a file; give another"
+    ):
+        analyze_selection.main([str(bank[1]), "--output", str(output)])
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("arguments", [["--tail", "nan"], ["--bins", "0"], []], ids=["tail", "bins", "no matplotlib"])
+def test_what_cannot_be_drawn_leaves_no_half_of_an_analysis(bank, tmp_path, monkeypatch, arguments):
+    if not arguments:
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(SystemExit, match="error: (`tail` must|`bins` must|Drawing a chart needs matplotlib: `pip)"):
+        analyze_selection.main([str(bank[1]), "--output", str(tmp_path / "out"), *arguments])
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_gets_one_sentence(bank, tmp_path, mistake):
     arguments, sentence = MISTAKES[mistake]
     (tmp_path / "x.safetensors").write_bytes(b"no bank")
+    (tmp_path / "x.yaml").write_text("some: text: of\nseveral: lines\n")
     arguments = [a.format(folder=tmp_path, bank=bank[1]) for a in arguments]
     with pytest.raises(SystemExit) as stopped:
         analyze_selection.main([*arguments, "--output", str(tmp_path / "out")])
