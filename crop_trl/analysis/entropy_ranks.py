@@ -231,7 +231,7 @@ def save_entropy_chart(ranks: EntropyRanks, path: str | Path, note: str = "") ->
     )
     if ranks.tied > ranks.tail:
         text += (
-            f" {100 * ranks.tied:.0f} % of the tokens have the entropy of the tail's edge "
+            f"\n{100 * ranks.tied:.0f} % of the tokens have the entropy of the tail's edge "
             f"({ranks.tail_entropy:.2g}) and share its ranks evenly."
         )
     figure.supxlabel(text + (f"\n{note}" if note else ""), fontsize=8, color=QUIET, x=0.01, ha="left")

@@ -85,3 +85,14 @@ def test_what_cannot_be_ranked():
         entropy_ranks(table([1.0], a=[0]), bins=0)
     with pytest.raises(ValueError, match="no token to rank"):
         entropy_ranks(table([], lengths=[0], a=[]))
+
+
+def test_the_line_on_ties_stays_inside_the_picture(tmp_path, monkeypatch):
+    """Where many tokens share the entropy of the tail's edge the text below the chart grows by a sentence."""
+    figures = []
+    monkeypatch.setattr("crop_trl.analysis.entropy_ranks.save", lambda figure, path: figures.append(figure))
+    save_entropy_chart(entropy_ranks(table([0.9, 0.25, 0.25, 0.25], crop=[0, 1])), tmp_path / "chart.png")
+    figure = figures[0]
+    figure.canvas.draw()
+    text = next(text for text in figure.texts if "share its ranks evenly" in text.get_text())
+    assert text.get_window_extent().x1 <= figure.bbox.x1
