@@ -1,7 +1,9 @@
 """Timing, and the file of last measured ratios of one card."""
 
+import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -11,7 +13,15 @@ from pathlib import Path
 
 import torch
 
+GIB = 2**30
 FOLDER = Path(__file__).parent / "baselines"
+
+
+def add_measurement_arguments(parser: argparse.ArgumentParser, repeats: int) -> None:
+    """Options for how often, where, and where to put the result."""
+    parser.add_argument("--repeats", type=int, default=repeats)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--output", type=Path, help="folder of the baseline files")
 
 
 def synchronize(device: str) -> None:
@@ -38,6 +48,20 @@ def compare(functions: dict[str, Callable[[], object]], device: str, repeats: in
         for name, function in functions.items():
             times[name].append(seconds(function, device))
     return {name: statistics.median(values) for name, values in times.items()}
+
+
+def peak_gib(function: Callable[[], object], device: str) -> float:
+    """Peak memory of a call above what was in use before it: the allocator's on CUDA, resident memory on the CPU."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        function()
+        torch.cuda.synchronize()
+        return (torch.cuda.max_memory_allocated() - before) / GIB
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    function()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / GIB
 
 
 def kernel_table(function: Callable[[], object], device: str, rows: int = 25) -> str:

@@ -12,12 +12,20 @@ import json
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
 import torch
-from baseline import record
+from baseline import add_measurement_arguments, record
 from datasets import Dataset
-from shapes import draw_lengths, draw_responses, draw_rows, make_config, make_model, make_tokenizer, save_model
+from shapes import (
+    add_rollout_arguments,
+    draw_lengths,
+    draw_responses,
+    draw_rows,
+    make_config,
+    make_model,
+    make_tokenizer,
+    save_model,
+)
 from trainers import GivenResponses, StepClock, given_lengths
 
 
@@ -140,17 +148,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--student", default="1.7B")
     parser.add_argument("--teacher", default="4B")
-    parser.add_argument("--responses", type=int, default=64)
-    parser.add_argument("--mean", type=float, default=1_500)
-    parser.add_argument("--longest", type=int, default=4_096)
+    add_rollout_arguments(parser)
     parser.add_argument("--our-rows", type=int, nargs="+", default=[8])
     parser.add_argument("--peer-rows", type=int, nargs="+", default=[4, 2, 1], help="largest first")
-    parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--vllm-memory", type=float, default=0.35)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=False)
     parser.add_argument("--rollout", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--output", type=Path, help="folder of the baseline files")
+    add_measurement_arguments(parser, repeats=2)
     parser.add_argument("--side", choices=["ours", "theirs"], help=argparse.SUPPRESS)
     parser.add_argument("--try-rows", type=int, nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--with-rollout", action="store_true", help=argparse.SUPPRESS)

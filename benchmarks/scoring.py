@@ -8,18 +8,15 @@ attention mask); the measures of CROP against one teacher pass; and the peak mem
 """
 
 import argparse
-from pathlib import Path
 
 import torch
-from baseline import compare, record, seconds
-from shapes import draw_lengths, draw_prompts, draw_responses, make_model, make_tokenizer
+from baseline import GIB, add_measurement_arguments, compare, peak_gib, record, seconds
+from shapes import add_rollout_arguments, draw_lengths, draw_prompts, draw_responses, make_model, make_tokenizer
 
 from crop_trl.compilation import compile_layers
 from crop_trl.methods import METHODS, SelectionSettings, select
 from crop_trl.scoring.layout import group_by_length, pack
 from crop_trl.scoring.local import LocalScorer
-
-GIB = 2**30
 
 
 def decoder_passes(model, prompts, responses, tokens_per_batch, device):
@@ -47,29 +44,15 @@ def padded_passes(model, prompts, responses, rows_per_batch, device):
             )
 
 
-def peak_gib(function) -> float:
-    """Peak memory of a call above what was allocated before it."""
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    function()
-    torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before) / GIB
-
-
 def main() -> None:
     """Parse, measure, record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="4B")
-    parser.add_argument("--responses", type=int, default=64)
-    parser.add_argument("--mean", type=float, default=1_500)
-    parser.add_argument("--longest", type=int, default=4_096)
+    add_rollout_arguments(parser)
     parser.add_argument("--top-k", type=int, default=16)
     parser.add_argument("--budgets", type=int, nargs="+", default=[8_192, 16_384, 32_768])
-    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--compile", action="store_true", help="then the same with `compile_layers`, on both sides")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--output", type=Path, help="folder of the baseline files")
+    add_measurement_arguments(parser, repeats=3)
     args = parser.parse_args()
     device, cuda = args.device, args.device.startswith("cuda")
 
@@ -126,7 +109,7 @@ def main() -> None:
     if cuda:
         del named, signals
         long = draw_responses([args.longest] * 8, vocab)
-        peak = peak_gib(lambda: scorer.score(kinds[0][:8], long))
+        peak = peak_gib(lambda: scorer.score(kinds[0][:8], long), device)
         logits = 4 * 8 * args.longest * vocab / GIB
         record("scoring_memory_gib", peak, logits, device, args.output, shape=args.shape, length=args.longest)
 

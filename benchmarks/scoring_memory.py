@@ -8,14 +8,12 @@ weights; on the CPU it is the growth of the process's peak resident memory.
 
 import argparse
 import json
-import resource
 
 import torch
+from baseline import GIB, peak_gib
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from crop_trl.scoring.local import LocalScorer
-
-GIB = 2**30
 
 
 def main() -> None:
@@ -49,22 +47,14 @@ def main() -> None:
     responses = torch.randint(args.vocabulary, (args.batch, args.length)).tolist()
     # The first call loads libraries, which is not what is measured.
     scorer.score(prompts[:1], [responses[0][:8]])
-    if args.device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        scorer.score(prompts, responses)
-        peak = torch.cuda.max_memory_allocated() - before
-    else:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        scorer.score(prompts, responses)
-        peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-    avoided = 4 * args.batch * args.length * args.vocabulary
+    peak = peak_gib(lambda: scorer.score(prompts, responses), args.device)
+    avoided = 4 * args.batch * args.length * args.vocabulary / GIB
     print(
         json.dumps(
             {
                 "device": torch.cuda.get_device_name() if args.device == "cuda" else "cpu",
-                "peak_gib": round(peak / GIB, 3),
-                "logits_fp32_gib": round(avoided / GIB, 3),
+                "peak_gib": round(peak, 3),
+                "logits_fp32_gib": round(avoided, 3),
                 "share": round(peak / avoided, 4),
             }
         )

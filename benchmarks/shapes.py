@@ -3,6 +3,7 @@
 Speed and memory do not depend on what the weights are, so nothing has to be downloaded.
 """
 
+import argparse
 import json
 from pathlib import Path
 
@@ -92,6 +93,13 @@ def draw_lengths(count: int, mean: float = 1_500, longest: int = 4_096, seed: in
         lengths = np.clip(middle * np.exp(0.7 * normal), 16, longest)
         low, high = (middle, high) if lengths.mean() < mean else (low, middle)
     return [int(length) for length in lengths]
+
+
+def add_rollout_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options for how many responses of what lengths; see [`draw_lengths`]."""
+    parser.add_argument("--responses", type=int, default=64)
+    parser.add_argument("--mean", type=float, default=1_500, help="tokens of a response on average")
+    parser.add_argument("--longest", type=int, default=4_096, help="tokens of the longest response")
 
 
 def draw_prompts(count: int, seed: int = 1, shortest: int = 80, longest: int = 320) -> list[str]:

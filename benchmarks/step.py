@@ -10,13 +10,12 @@ scored while others are still being written.
 import argparse
 import json
 import tempfile
-from pathlib import Path
 
 import torch
 from ahead import AheadScorer, watch
-from baseline import record
+from baseline import add_measurement_arguments, record
 from datasets import Dataset
-from shapes import draw_lengths, draw_rows, make_model, make_tokenizer, save_model
+from shapes import add_rollout_arguments, draw_lengths, draw_rows, make_model, make_tokenizer, save_model
 from trainers import StepClock, given_lengths
 
 from crop_trl import CROPConfig, CROPTrainer
@@ -86,11 +85,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--student", default="1.7B")
     parser.add_argument("--teacher", default="4B")
-    parser.add_argument("--responses", type=int, default=64)
-    parser.add_argument("--mean", type=float, default=1_500)
-    parser.add_argument("--longest", type=int, default=4_096)
+    add_rollout_arguments(parser)
     parser.add_argument("--rows", type=int, default=4, help="responses of a micro-batch, on average")
-    parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--warmup", type=int, default=2, help="steps of each method that are not counted")
     parser.add_argument("--tokens-per-batch", type=int, default=16_384)
     parser.add_argument("--placement", default="resident")
@@ -99,8 +95,7 @@ def main() -> None:
     parser.add_argument("--checkpointing", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=False)
     parser.add_argument("--ahead", action="store_true")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--output", type=Path, help="folder of the baseline files")
+    add_measurement_arguments(parser, repeats=2)
     args = parser.parse_args()
 
     methods = ["crop", "opd"]

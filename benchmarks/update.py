@@ -9,12 +9,19 @@ each side's best counts for `update_over_trl`, and every one is printed.
 
 import argparse
 import tempfile
-from pathlib import Path
 
 import torch
-from baseline import kernel_table, record
+from baseline import add_measurement_arguments, kernel_table, record
 from datasets import Dataset
-from shapes import draw_lengths, draw_responses, draw_rows, make_config, make_model, make_tokenizer
+from shapes import (
+    add_rollout_arguments,
+    draw_lengths,
+    draw_responses,
+    draw_rows,
+    make_config,
+    make_model,
+    make_tokenizer,
+)
 from trainers import GivenResponses, StepClock, UniformTeacher, forget
 from trl import GRPOConfig, GRPOTrainer
 
@@ -81,16 +88,12 @@ def main() -> None:
     """Parse, measure, record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="1.7B")
-    parser.add_argument("--responses", type=int, default=64)
-    parser.add_argument("--mean", type=float, default=1_500)
-    parser.add_argument("--longest", type=int, default=4_096)
+    add_rollout_arguments(parser)
     parser.add_argument("--rows", type=int, nargs="+", default=[4, 8])
-    parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--profile", action="store_true", help="also print the kernels of a masked step")
     parser.add_argument("--without-checkpointing", type=int, nargs="*", default=[], help="rows to try as well")
     parser.add_argument("--compile", action="store_true", help="then the same with `compile_layers`")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--output", type=Path, help="folder of the baseline files")
+    add_measurement_arguments(parser, repeats=2)
     args = parser.parse_args()
     args.vocab = make_config(args.shape).vocab_size
 

@@ -4,6 +4,11 @@ import torch
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 
+def decoder_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The decoder layers of a Transformers model, or of a wrapper of one; none where they are not marked as such."""
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
 def compile_layers(model: torch.nn.Module) -> None:
     """
     Compile the decoder layers of a model, in place: one graph for all of them and for every length.
@@ -18,7 +23,7 @@ def compile_layers(model: torch.nn.Module) -> None:
     Raises:
         `ValueError`: nothing in it is a decoder layer as Transformers marks them.
     """
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    layers = decoder_layers(model)
     if not layers:
         raise ValueError(
             f"`compile_layers` found no decoder layers in {type(model).__name__}; leave it off for this model."

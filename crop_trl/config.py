@@ -311,6 +311,11 @@ class CROPConfig(GRPOConfig):
                 "`compile_layers` does not work with DeepSpeed ZeRO-3, which gathers weights in hooks within the "
                 "layers; use ZeRO-2, or leave it off."
             )
+        if self.teacher_placement == "sharded":
+            raise ValueError(
+                "`compile_layers` does not work with `teacher_placement` 'sharded', whose layers are gathered as they "
+                "run; choose 'resident', or leave it off."
+            )
 
     def _check_windows(self) -> None:
         accumulation, per_generation = self.gradient_accumulation_steps, self.steps_per_generation

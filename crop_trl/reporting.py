@@ -7,6 +7,7 @@ imported before a run that reports to it starts.
 """
 
 import html
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -135,7 +136,7 @@ def _card_html(card: Mapping[str, str]) -> str:
     return f'<table style="font:14px sans-serif;color:#111;background:#fff">{rows}</table>'
 
 
-class RunReports(RolloutCallback):
+class RunReports(RolloutCallback, ABC):
     """
     What all backends are sent; each subclass says how.
 
@@ -162,24 +163,60 @@ class RunReports(RolloutCallback):
             self._last_table = rollout.step
             self.send_responses(example_responses(rollout), rollout.step)
 
+    @abstractmethod
     def send_card(self, card: Mapping[str, str]) -> None:
         """Show the method's card and keep the settings."""
-        raise NotImplementedError
 
+    @abstractmethod
     def send_histograms(self, values: Mapping[str, np.ndarray], step: int) -> None:
         """Show distributions."""
-        raise NotImplementedError
 
+    @abstractmethod
     def send_responses(self, responses: Sequence[ExampleResponse], step: int) -> None:
         """Show responses."""
-        raise NotImplementedError
 
 
-_COLUMNS = ["step", "prompt", "response", "kept share"]
+class PanelReports(RunReports):
+    """
+    Weights & Biases and trackio: logged objects are panels, made by classes of the same names in both packages.
+
+    Subclasses say which package it is, and how a card and a response are shown.
+    """
+
+    @property
+    @abstractmethod
+    def package(self) -> Any:
+        """The imported package, while a run of it is open."""
+
+    @abstractmethod
+    def card_panel(self, card: Mapping[str, str]) -> Any:
+        """A panel of the method's card."""
+
+    @abstractmethod
+    def response_cell(self, response: ExampleResponse) -> Any:
+        """A response as a cell of a table."""
+
+    def send_card(self, card):
+        self.package.config.update({**self.settings, "method_card": dict(card)}, allow_val_change=True)
+        self.package.log({"method_card": self.card_panel(card), "train/global_step": 0})
+
+    def send_histograms(self, values, step):
+        panels = {name: self.package.Histogram(array) for name, array in values.items()}
+        self.package.log({**panels, "train/global_step": step + 1})
+
+    def send_responses(self, responses, step):
+        rows = [[step + 1, r.prompt, self.response_cell(r), r.kept_share] for r in responses]
+        table = self.package.Table(columns=["step", "prompt", "response", "kept share"], data=rows)
+        self.package.log({"rollouts/responses": table, "train/global_step": step + 1})
 
 
-class WandbReports(RunReports, WandbCallback):
+class WandbReports(PanelReports, WandbCallback):
     """Weights & Biases: everything."""
+
+    @property
+    def package(self):
+        """See [`PanelReports`]."""
+        return self._wandb
 
     def on_log(self, args, state, control, model=None, logs=None, **kwargs):
         own, others = group_metrics(logs)
@@ -190,22 +227,22 @@ class WandbReports(RunReports, WandbCallback):
             self._wandb.log(own, commit=False)
         super().on_log(args, state, control, model=model, logs=others, **kwargs)
 
-    def send_card(self, card):
-        self._wandb.config.update({**self.settings, "method_card": dict(card)}, allow_val_change=True)
-        self._wandb.log({"method_card": self._wandb.Html(_card_html(card)), "train/global_step": 0})
+    def card_panel(self, card):
+        """See [`PanelReports`]."""
+        return self._wandb.Html(_card_html(card))
 
-    def send_histograms(self, values, step):
-        panels = {name: self._wandb.Histogram(array) for name, array in values.items()}
-        self._wandb.log({**panels, "train/global_step": step + 1})
-
-    def send_responses(self, responses, step):
-        rows = [[step + 1, r.prompt, self._wandb.Html(r.to_html()), r.kept_share] for r in responses]
-        table = self._wandb.Table(columns=_COLUMNS, data=rows)
-        self._wandb.log({"rollouts/responses": table, "train/global_step": step + 1})
+    def response_cell(self, response):
+        """See [`PanelReports`]."""
+        return self._wandb.Html(response.to_html())
 
 
-class TrackioReports(RunReports, TrackioCallback):
+class TrackioReports(PanelReports, TrackioCallback):
     """trackio: everything; kept tokens are set in bold, its tables show no HTML."""
+
+    @property
+    def package(self):
+        """See [`PanelReports`]."""
+        return self._trackio
 
     def on_log(self, args, state, control, model=None, logs=None, **kwargs):
         own, others = group_metrics(logs)
@@ -214,18 +251,13 @@ class TrackioReports(RunReports, TrackioCallback):
         if state.is_world_process_zero:
             self._trackio.log({**own, **rewrite_logs(others), "train/global_step": state.global_step})
 
-    def send_card(self, card):
-        self._trackio.config.update({**self.settings, "method_card": dict(card)}, allow_val_change=True)
-        self._trackio.log({"method_card": self._trackio.Markdown(markdown_table(card)), "train/global_step": 0})
+    def card_panel(self, card):
+        """See [`PanelReports`]."""
+        return self._trackio.Markdown(markdown_table(card))
 
-    def send_histograms(self, values, step):
-        panels = {name: self._trackio.Histogram(array) for name, array in values.items()}
-        self._trackio.log({**panels, "train/global_step": step + 1})
-
-    def send_responses(self, responses, step):
-        rows = [[step + 1, r.prompt, r.to_markdown(), r.kept_share] for r in responses]
-        table = self._trackio.Table(columns=_COLUMNS, data=rows)
-        self._trackio.log({"rollouts/responses": table, "train/global_step": step + 1})
+    def response_cell(self, response):
+        """See [`PanelReports`]."""
+        return response.to_markdown()
 
 
 class TensorBoardReports(RunReports, TensorBoardCallback):

@@ -16,6 +16,8 @@ from transformers.integrations import deepspeed as hf_deepspeed
 from trl.distributed import DistributedBackend
 from trl.models import prepare_deepspeed
 
+from .compilation import decoder_layers
+
 
 def _flag(name: str) -> bool:
     return os.environ.get(name, "false").lower() in ("true", "1")
@@ -120,10 +122,8 @@ def shard_teacher(teacher: PreTrainedModel, accelerator: Accelerator) -> torch.n
     if DistributedBackend(accelerator).is_zero3:
         return prepare_deepspeed(teacher, accelerator)
     # A unit for each decoder layer: as a single one, the model would be gathered whole in every forward.
-    layers = set(teacher._no_split_modules or ())
-    for module in list(teacher.modules()):
-        if type(module).__name__ in layers:
-            fully_shard(module)
+    for layer in decoder_layers(teacher):
+        fully_shard(layer)
     # Embedding and head are dropped after a forward too, since no backward follows.
     fully_shard(teacher, reshard_after_forward=True)
     return teacher

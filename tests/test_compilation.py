@@ -43,3 +43,11 @@ def test_says_when_there_is_nothing_to_compile():
 def test_needs_vllm():
     with pytest.raises(ValueError, match="`compile_layers` needs `use_vllm`"):
         CROPConfig("unused", use_cpu=True, bf16=False, compile_layers=True)
+
+
+def test_is_not_for_a_sharded_teacher():
+    config = object.__new__(CROPConfig)
+    config.compile_layers = config.use_vllm = True
+    config.deepspeed_plugin, config.teacher_placement = None, "sharded"
+    with pytest.raises(ValueError, match="`compile_layers` does not work with `teacher_placement` 'sharded'"):
+        config._check_compilation()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -169,8 +170,11 @@ def drawing_in(folder: str | Path) -> Iterator[None]:
         raise ValueError(
             f"`--output` {str(folder)!r} is in use by another run; wait for it to end, or give another folder."
         ) from None
-    except NotImplementedError:  # a file system without locks
-        pass
+    except NotImplementedError:
+        warnings.warn(
+            f"The file system of `--output` {str(folder)!r} has no locks; start no second run there meanwhile.",
+            stacklevel=3,
+        )
     except OSError as error:
         raise ValueError(
             f"`--output` {str(folder)!r} cannot be written ({error.strerror}); give a folder to write in."

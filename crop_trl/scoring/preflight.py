@@ -45,7 +45,7 @@ class PreflightReport:
         ends = "not known" if self.teacher_ends is None else ", ".join(map(str, sorted(self.teacher_ends)))
         return (
             f"teacher returns {self.top_k} entries a position; a sequence alone and in company scores "
-            f"{self.drift:.1e} nats apart ({self.tolerance:g} allowed); its end tokens: {ends}"
+            f"{self.drift:.1e} nats apart ({self.tolerance:g} allowed); ids that end a response for it: {ends}"
         )
 
 

@@ -11,7 +11,7 @@ def test_says_what_it_found(tmp_path, capsys):
     trainer = make_trainer(tmp_path, disable_tqdm=False)
     said = capsys.readouterr().out
     assert "Preflight: teacher returns 4 entries a position; a sequence alone and in company scores" in said
-    assert "(0.002 allowed); its end tokens: 1." in said
+    assert "(0.002 allowed); ids that end a response for it: 1." in said
     # Nothing of it is counted as a step's.
     assert trainer.scorers["teacher"].stats.sequences == 0
     make_trainer(tmp_path, disable_tqdm=False, preflight=False)
