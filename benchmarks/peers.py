@@ -28,6 +28,9 @@ from shapes import (
 )
 from trainers import GivenResponses, StepClock, given_lengths
 
+# What a part is recorded as, and whether the engine takes part.
+PARTS = {"given": ("opd_over_iwopd", False), "rollout": ("opd_over_iwopd_with_rollout", True)}
+
 
 def make_ours(args, rows: int, folder: str, student, teacher, data, tokenizer):
     """CROPTrainer with the method `opd`."""
@@ -134,8 +137,7 @@ def in_process(side: str, rows: list[int], with_rollout: bool) -> dict:
     for size in rows:
         command = [sys.executable, *sys.argv, "--side", side, "--try-rows", str(size)]
         command += ["--with-rollout"] if with_rollout else []
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        print(done.stderr[-1500:] if done.returncode else "", file=sys.stderr, flush=True)
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         lines = [line for line in done.stdout.splitlines() if line.startswith('{"')]
         if lines and "seconds" in (result := json.loads(lines[-1])):
             print(side, "with rollout" if with_rollout else "given responses", result, flush=True)
@@ -153,7 +155,7 @@ def main() -> None:
     parser.add_argument("--peer-rows", type=int, nargs="+", default=[4, 2, 1], help="largest first")
     parser.add_argument("--vllm-memory", type=float, default=0.35)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=False)
-    parser.add_argument("--rollout", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     add_measurement_arguments(parser, repeats=2)
     parser.add_argument("--side", choices=["ours", "theirs"], help=argparse.SUPPRESS)
     parser.add_argument("--try-rows", type=int, nargs="+", help=argparse.SUPPRESS)
@@ -163,9 +165,8 @@ def main() -> None:
         print(json.dumps(measure(args)), flush=True)
         return
     details = {"student": args.student, "teacher": args.teacher, "responses": args.responses}
-    for key, with_rollout in (("opd_over_iwopd", False), ("opd_over_iwopd_with_rollout", True)):
-        if with_rollout and not args.rollout:
-            continue
+    for part in args.parts:
+        key, with_rollout = PARTS[part]
         ours = in_process("ours", args.our_rows, with_rollout)
         theirs = in_process("theirs", args.peer_rows, with_rollout)
         both = (ours["tokens_per_second"], theirs["tokens_per_second"])
