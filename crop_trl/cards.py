@@ -3,6 +3,7 @@
 Both are made of [`method_card`], so they cannot say different things.
 """
 
+import html
 import inspect
 import os
 import re
@@ -16,7 +17,8 @@ from huggingface_hub import ModelCard, ModelCardData
 from transformers import PreTrainedModel
 
 from . import __version__
-from .config import CROPConfig, masked
+from .config import CROPConfig
+from .masking import masked
 from .methods import get_method
 
 TEMPLATE = Path(__file__).parent / "templates" / "model_card.md.j2"
@@ -118,7 +120,8 @@ def markdown_table(rows: Mapping[str, str]) -> str:
     """Two columns in Markdown."""
 
     def cell(text):
-        return " ".join(text.replace("|", "\\|").split())
+        # What stands in angle brackets would be taken for HTML and not be shown.
+        return " ".join(html.escape(text, quote=False).replace("|", "\\|").split())
 
     return "\n".join(["| | |", "|---|---|", *(f"| {cell(k)} | {cell(v)} |" for k, v in rows.items())])
 

@@ -2,14 +2,16 @@
 
 import json
 import math
-import re
 import warnings
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
 from accelerate.utils.environment import get_int_from_env
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from trl import GRPOConfig
 
+from .masking import is_secret, masked
 from .methods import SelectionSettings, get_method
 from .scoring.placement import check_teacher_settings
 from .selection import response_budget
@@ -42,22 +44,11 @@ def _json_object(name: str, text: str) -> dict:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"`{name}` is not JSON ({error.msg}): {text!r}.") from None
+        # Without the text, which may hold a key.
+        raise ValueError(f"`{name}` is not JSON ({error.msg} at character {error.pos}); quote it as a whole.") from None
     if not isinstance(value, dict):
-        raise ValueError(f"`{name}` must be a JSON object of keyword arguments, got {text!r}.")
+        raise ValueError(f"`{name}` must be a JSON object of keyword arguments, got {type(value).__name__}.")
     return value
-
-
-_SECRET = re.compile(r"(^|_)(token|key|secret|password)$", re.IGNORECASE)
-
-
-def masked(value):
-    """A setting without what must reach no log: values of secret names, and passwords inside of addresses."""
-    if isinstance(value, dict):
-        return {k: "<hidden>" if _SECRET.search(str(k)) and isinstance(v, str) else masked(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [masked(item) for item in value]
-    return re.sub(r"(?<=://)[^/@\s]+@", "<hidden>@", value) if isinstance(value, str) else value
 
 
 _SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
@@ -207,6 +198,9 @@ class CROPConfig(GRPOConfig):
             self.teacher_init_kwargs = _json_object("teacher_init_kwargs", self.teacher_init_kwargs)
         if isinstance(self.teacher_server_urls, str):
             self.teacher_server_urls = [self.teacher_server_urls]
+        if isinstance(self.report_to, str) and "," in self.report_to:
+            # A command line cannot give a list here.
+            self.report_to = [name.strip() for name in self.report_to.split(",") if name.strip()]
         self._check_own_fields()
         self._check_fixed_fields()
         if self.prompts_per_step is not None:
@@ -214,6 +208,10 @@ class CROPConfig(GRPOConfig):
         if self.use_vllm and self.vllm_max_model_length is None and self.max_prompt_length is not None:
             self.vllm_max_model_length = self.max_prompt_length + self.max_completion_length
         super().__post_init__()
+        for name in self.report_to:
+            if name not in INTEGRATION_TO_CALLBACK:
+                known = ", ".join(["none", "all", *INTEGRATION_TO_CALLBACK])
+                raise ValueError(f"`report_to` {name!r} is not known: choose one of {known}, or several with commas.")
         check_launch(self)
         self._check_windows()
         self._check_compilation()
@@ -221,6 +219,16 @@ class CROPConfig(GRPOConfig):
     def to_dict(self) -> dict[str, Any]:
         """The fields, for logs: as in [`~transformers.TrainingArguments`], secrets are masked, nested ones too."""
         return {name: masked(value) for name, value in super().to_dict().items()}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What is pickled is the `training_args.bin` that transformers puts beside every model, to be given away.
+        return {k: None if is_secret(k) and isinstance(v, str) else masked(v) for k, v in vars(self).items()}
+
+    def __deepcopy__(self, memo: dict) -> "CROPConfig":
+        # A copy within the process keeps what a file must not.
+        copy = memo[id(self)] = object.__new__(type(self))
+        vars(copy).update(deepcopy(vars(self), memo))
+        return copy
 
     @property
     def windows_per_generation(self) -> int:

@@ -1,6 +1,8 @@
 """Checks on datasets and tokenizers that belong before anything expensive starts."""
 
 import importlib.util
+import os
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 
@@ -20,8 +22,24 @@ def check_packages(args) -> None:
     if args.teacher_quantization:
         wanted.append(("teacher_quantization", "bitsandbytes"))
     for setting, name in wanted:
-        if importlib.util.find_spec(name) is None:
+        found = importlib.util.find_spec(name)
+        # A folder of that name, as runs of wandb leave behind, looks like a package without a file.
+        if found is None or found.origin is None:
             raise ValueError(f"`{setting}` needs the package {name}, which is not installed: pip install {name}.")
+
+
+def check_output_dir(args) -> None:
+    """Raise `ValueError` when the output folder of the settings (a [`~crop_trl.CROPConfig`]) cannot be written."""
+    if not args.should_save:
+        return
+    try:
+        os.makedirs(args.output_dir, exist_ok=True)
+        with tempfile.TemporaryFile(dir=args.output_dir):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"`output_dir` {args.output_dir!r} cannot be written ({error.strerror}); give a folder to write in."
+        ) from error
 
 
 def check_columns(dataset, kinds: Sequence[str], method: str) -> None:

@@ -7,6 +7,7 @@ split into bytes and compressed, they cost a few bytes a token, and a file is wh
 import json
 import os
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -47,13 +48,22 @@ class SelectionExport(RolloutCallback):
             for path, step, _ in _files(self.folder):
                 if step >= state.global_step:
                     path.unlink(missing_ok=True)
+            for path in self.folder.glob(".*.partial"):
+                path.unlink(missing_ok=True)
 
     def on_rollout(self, args, state, control, rollout: RolloutRecord, **kwargs):
         if rollout.step % self.every == 0:
             path = self.folder / f"step_{rollout.step:06d}.process_{args.process_index:03d}.parquet"
             settings = {"method": args.method, **asdict(args.selection_settings), "score_top_k": args.score_top_k}
             settings["tokenizer"] = rollout.tokenizer.name_or_path
-            write_rollout(rollout, path, settings)
+            try:
+                write_rollout(rollout, path, settings)
+            except OSError as error:
+                # The run is worth more than one file of it.
+                warnings.warn(
+                    f"{str(path)!r} cannot be written ({error.strerror or error}); training goes on without it.",
+                    stacklevel=2,
+                )
 
 
 def write_rollout(rollout: RolloutRecord, path: str | Path, settings: dict) -> None:
@@ -104,17 +114,20 @@ def write_rollout(rollout: RolloutRecord, path: str | Path, settings: dict) -> N
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
-    pq.write_table(
-        table,
-        partial,
-        compression="zstd",
-        compression_level=9,
-        # Neighbouring numbers share their exponents: the bytes of one significance compress far better together.
-        use_byte_stream_split=[f"{name}.list.element" for name in numbers],
-        use_dictionary=[*rollout.texts, "token_ids.list.element"],
-        store_schema=True,
-    )
-    os.replace(partial, path)
+    try:
+        pq.write_table(
+            table,
+            partial,
+            compression="zstd",
+            compression_level=9,
+            # Neighbouring numbers share their exponents: the bytes of one significance compress far better together.
+            use_byte_stream_split=[f"{name}.list.element" for name in numbers],
+            use_dictionary=[*rollout.texts, "token_ids.list.element"],
+            store_schema=True,
+        )
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def read_export(folder: str | Path, steps: Sequence[int] | range | None = None) -> "pyarrow.Table":

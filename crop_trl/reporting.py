@@ -4,12 +4,21 @@ The callbacks of transformers put every metric of training under `train/`, in on
 here keep the trainer's own groups (`selection/`, `scoring/`, `distillation/`, `rewards/`, ...) as sections, and add
 histograms of what is selected, responses with coloured tokens, and a card of the method. None of the three packages is
 imported before a run that reports to it starts.
+
+A backend that cannot start ends the run before it has cost anything; pictures that fail later cost a warning.
 """
 
+import atexit
 import html
+import math
+import re
+import string
+import sys
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +28,7 @@ from transformers.integrations.integration_utils import rewrite_logs
 from .analysis.heatmap.text import token_pieces, visible_text
 from .callbacks import RolloutCallback, RolloutRecord
 from .cards import markdown_table, method_card
+from .masking import masked_arguments
 
 RESPONSES = 4
 # A table of responses is large: a run logs about this many.
@@ -43,7 +53,8 @@ def histograms(rollout: RolloutRecord) -> dict[str, np.ndarray]:
     length = mask.sum(-1, keepdim=True).clamp(min=1)
     # 0 at the first token of a response, towards 1 at its end.
     found["position_kept"] = (((mask.cumsum(-1) - 1) / length).clamp(min=0))[kept]
-    arrays = {f"histograms/{name}": values.float().cpu().numpy() for name, values in found.items()}
+    # In float64, since values one rounding of fp32 apart leave no room for bins between them.
+    arrays = {f"histograms/{name}": values.double().cpu().numpy() for name, values in found.items()}
     finite = {name: values[np.isfinite(values)] for name, values in arrays.items()}
     return {name: values for name, values in finite.items() if values.size}
 
@@ -100,13 +111,26 @@ class ExampleResponse:
         )
 
     def to_markdown(self) -> str:
-        """Kept tokens in bold, for backends that show no HTML."""
+        """The prompt, then the response with kept tokens in bold, for backends that show no HTML."""
         parts = []
         for piece, kept in zip(self.pieces, self.kept):
-            text = "".join(f"\\{c}" if c in "\\`*_{}[]()#+-.!|<>~$" else c for c in visible_text(piece))
+            text = _plain_markdown(piece)
             core = text.strip()
             parts.append(text.replace(core, f"**{core}**", 1) if kept and core else text)
-        return "".join(parts).replace("****", "").replace("\n", "  \n")
+        return f"{_lines(_plain_markdown(self.prompt))}\n\n---\n\n{_lines(''.join(parts).replace('****', ''))}"
+
+
+_MARKS = frozenset(string.punctuation) - frozenset(",;:?'\"/%@")
+
+
+def _plain_markdown(text: str) -> str:
+    # Entities, since dialects of Markdown differ in what a backslash escapes.
+    return "".join(f"&#{ord(c)};" if c in _MARKS else c for c in visible_text(text))
+
+
+def _lines(text: str) -> str:
+    # Kept line breaks, and no indented line: that would be a block of code.
+    return re.sub(r"\n( *)", lambda found: "  \n" + "&#160;" * len(found[1]), text)
 
 
 def example_responses(rollout: RolloutRecord, count: int = RESPONSES) -> list[ExampleResponse]:
@@ -144,24 +168,55 @@ class RunReports(RolloutCallback, ABC):
         settings (mapping, *optional*): Goes to the run's configuration and the method's card, such as the dataset.
     """
 
+    # What a user can do when the backend does not start.
+    remedy: str
+
     def __init__(self, settings: Mapping[str, Any] | None = None):
         super().__init__()
         self.settings = dict(settings or {})
         self._last_table: int | None = None
+        self._started = False
+
+    def start(self, args, state, control, **kwargs) -> None:
+        """
+        Open the backend, unless it is open.
+
+        Args:
+            args ([`CROPConfig`]), state, control, kwargs: As for every callback.
+
+        Raises:
+            `ValueError`: it does not open; the message holds the reason and the remedy.
+        """
+        if self._started:
+            return
+        try:
+            super().on_train_begin(args, state, control, **kwargs)
+        except Exception as error:
+            name = type(self).__name__.removesuffix("Reports").lower()
+            reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
+            raise ValueError(f"`report_to` {name} does not start ({reason}); {self.remedy}.") from error
+        self._started = True
 
     def on_train_begin(self, args, state, control, **kwargs):
-        super().on_train_begin(args, state, control, **kwargs)
+        self.start(args, state, control, **kwargs)
         if state.is_world_process_zero:
             self.send_card(method_card(args, self.settings))
 
     def on_rollout(self, args, state, control, rollout: RolloutRecord, **kwargs):
-        # With the metrics of the step that it belongs to.
-        if not state.is_world_process_zero or (rollout.step + 1) % max(1, int(state.logging_steps)):
+        if not state.is_world_process_zero or not feeds_logged_step(args, state, rollout.step):
             return
-        self.send_histograms(histograms(rollout), rollout.step)
-        if self._last_table is None or rollout.step - self._last_table >= state.max_steps / TABLES:
-            self._last_table = rollout.step
-            self.send_responses(example_responses(rollout), rollout.step)
+        try:
+            self.send_histograms(histograms(rollout), rollout.step)
+            if self._last_table is None or rollout.step - self._last_table >= state.max_steps / TABLES:
+                self._last_table = rollout.step
+                self.send_responses(example_responses(rollout), rollout.step)
+        except Exception as error:
+            # A picture is not worth a run of hours.
+            warnings.warn(
+                f"{type(self).__name__} could not show the rollouts of step {rollout.step} "
+                f"({type(error).__name__}: {error}); training goes on without them.",
+                stacklevel=2,
+            )
 
     @abstractmethod
     def send_card(self, card: Mapping[str, str]) -> None:
@@ -176,11 +231,29 @@ class RunReports(RolloutCallback, ABC):
         """Show responses."""
 
 
+def feeds_logged_step(args, state, step: int) -> bool:
+    """
+    Whether metrics are logged after one of the optimizer steps that a batch of rollouts feeds.
+
+    Args:
+        args ([`CROPConfig`]), state ([`~transformers.TrainerState`]): The run's.
+        step (`int`): Global step at which the batch was sampled.
+    """
+    last = step + args.windows_per_generation * args.num_iterations
+    strategy = str(getattr(args.logging_strategy, "value", args.logging_strategy))
+    if strategy == "no":
+        return False
+    every = state.logging_steps if strategy == "steps" else math.ceil(state.max_steps / max(1, state.num_train_epochs))
+    every = max(1, int(every))
+    first = step == 0 and args.logging_first_step
+    return first or last // every > step // every or last >= state.max_steps
+
+
 class PanelReports(RunReports):
     """
     Weights & Biases and trackio: logged objects are panels, made by classes of the same names in both packages.
 
-    Subclasses say which package it is, and how a card and a response are shown.
+    Subclasses say which package it is, and how responses are laid out.
     """
 
     @property
@@ -189,34 +262,38 @@ class PanelReports(RunReports):
         """The imported package, while a run of it is open."""
 
     @abstractmethod
-    def card_panel(self, card: Mapping[str, str]) -> Any:
-        """A panel of the method's card."""
-
-    @abstractmethod
-    def response_cell(self, response: ExampleResponse) -> Any:
-        """A response as a cell of a table."""
+    def response_panels(self, responses: Sequence[ExampleResponse], step: int) -> dict[str, Any]:
+        """Panels of responses, by name."""
 
     def send_card(self, card):
         self.package.config.update({**self.settings, "method_card": dict(card)}, allow_val_change=True)
-        self.package.log({"method_card": self.card_panel(card), "train/global_step": 0})
+        self.package.log({"method_card": self.package.Html(_card_html(card)), "train/global_step": 0})
 
     def send_histograms(self, values, step):
         panels = {name: self.package.Histogram(array) for name, array in values.items()}
         self.package.log({**panels, "train/global_step": step + 1})
 
     def send_responses(self, responses, step):
-        rows = [[step + 1, r.prompt, self.response_cell(r), r.kept_share] for r in responses]
-        table = self.package.Table(columns=["step", "prompt", "response", "kept share"], data=rows)
-        self.package.log({"rollouts/responses": table, "train/global_step": step + 1})
+        self.package.log({**self.response_panels(responses, step), "train/global_step": step + 1})
 
 
 class WandbReports(PanelReports, WandbCallback):
     """Weights & Biases: everything."""
 
+    remedy = "log in with `wandb login`, or set WANDB_MODE=offline"
+
     @property
     def package(self):
         """See [`PanelReports`]."""
         return self._wandb
+
+    def setup(self, args, state, model, **kwargs):
+        """Start the run, which keeps the command line: without what is secret in it."""
+        given, sys.argv = sys.argv, masked_arguments(sys.argv)
+        try:
+            super().setup(args, state, model, **kwargs)
+        finally:
+            sys.argv = given
 
     def on_log(self, args, state, control, model=None, logs=None, **kwargs):
         own, others = group_metrics(logs)
@@ -227,22 +304,38 @@ class WandbReports(PanelReports, WandbCallback):
             self._wandb.log(own, commit=False)
         super().on_log(args, state, control, model=model, logs=others, **kwargs)
 
-    def card_panel(self, card):
+    def response_panels(self, responses, step):
         """See [`PanelReports`]."""
-        return self._wandb.Html(_card_html(card))
-
-    def response_cell(self, response):
-        """See [`PanelReports`]."""
-        return self._wandb.Html(response.to_html())
+        rows = [[step + 1, r.prompt, self.package.Html(r.to_html()), r.kept_share] for r in responses]
+        columns = ["step", "prompt", "response", "kept share"]
+        return {"rollouts/responses": self.package.Table(columns=columns, data=rows)}
 
 
 class TrackioReports(PanelReports, TrackioCallback):
-    """trackio: everything; kept tokens are set in bold, its tables show no HTML."""
+    """trackio: everything. Its tables show no HTML, so each response has a panel of its own."""
+
+    remedy = "set TRACKIO_DIR to a folder that can be written"
 
     @property
     def package(self):
         """See [`PanelReports`]."""
         return self._trackio
+
+    def setup(self, args, state, model, **kwargs):
+        """Open a run, until the process ends: what is measured after training belongs to it too."""
+        super().setup(args, state, model, **kwargs)
+        if state.is_world_process_zero:
+            self._run = self._trackio.context_vars.current_run.get()
+            self._end = partial(super().on_train_end, args, state, None, model=model)
+            atexit.register(self.close)
+
+    def on_train_end(self, args, state, control, **kwargs):
+        """Leave the run open, see `setup`."""
+
+    def close(self) -> None:
+        """Send what is left and end the run, unless another has begun since."""
+        if self._trackio.context_vars.current_run.get() is self._run:
+            self._end()
 
     def on_log(self, args, state, control, model=None, logs=None, **kwargs):
         own, others = group_metrics(logs)
@@ -251,17 +344,18 @@ class TrackioReports(PanelReports, TrackioCallback):
         if state.is_world_process_zero:
             self._trackio.log({**own, **rewrite_logs(others), "train/global_step": state.global_step})
 
-    def card_panel(self, card):
+    def response_panels(self, responses, step):
         """See [`PanelReports`]."""
-        return self._trackio.Markdown(markdown_table(card))
-
-    def response_cell(self, response):
-        """See [`PanelReports`]."""
-        return response.to_markdown()
+        return {
+            f"rollouts/response_{number}": self.package.Html(r.to_html(), caption=f"{r.kept_share:.0%} kept")
+            for number, r in enumerate(responses, start=1)
+        }
 
 
 class TensorBoardReports(RunReports, TensorBoardCallback):
     """TensorBoard: metrics, histograms, and texts in which kept tokens are bold."""
+
+    remedy = "set TENSORBOARD_LOGGING_DIR to a folder that can be written"
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         own, others = group_metrics(logs)
@@ -282,8 +376,7 @@ class TensorBoardReports(RunReports, TensorBoardCallback):
 
     def send_responses(self, responses, step):
         for number, response in enumerate(responses):
-            text = f"{response.prompt}\n\n---\n\n{response.to_markdown()}"
-            self.tb_writer.add_text(f"rollouts/response_{number + 1}", text, step + 1)
+            self.tb_writer.add_text(f"rollouts/response_{number + 1}", response.to_markdown(), step + 1)
 
 
 _REPORTS = {WandbCallback: WandbReports, TrackioCallback: TrackioReports, TensorBoardCallback: TensorBoardReports}
@@ -291,7 +384,7 @@ _REPORTS = {WandbCallback: WandbReports, TrackioCallback: TrackioReports, Tensor
 
 def report_rollouts(trainer) -> list[str]:
     """
-    Replace the trainer's callbacks of Weights & Biases, trackio and TensorBoard by those here.
+    Replace the trainer's callbacks of Weights & Biases, trackio and TensorBoard by those here, and start them.
 
     Args:
         trainer ([`~crop_trl.CROPTrainer`]): Before `train`; what it reports to is `args.report_to`, and what describes
@@ -299,11 +392,16 @@ def report_rollouts(trainer) -> list[str]:
 
     Returns:
         `list[str]`: Names of the callbacks put in.
+
+    Raises:
+        `ValueError`: a backend does not start.
     """
     placed = []
     for standard, own in _REPORTS.items():
         if any(type(callback) is standard for callback in trainer.callback_handler.callbacks):
             trainer.remove_callback(standard)
-            trainer.add_callback(own(trainer.run_settings))
+            report = own(trainer.run_settings)
+            report.start(trainer.args, trainer.state, trainer.control, model=trainer.model)
+            trainer.add_callback(report)
             placed.append(own.__name__)
     return placed

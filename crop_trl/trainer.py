@@ -119,6 +119,7 @@ class CROPTrainer(WholeCheckpoints, ModelCards, GRPOTrainer):
         if train_dataset is not None:
             kinds = prompt_kinds(methods.get_method(args.method).needs)
             train_dataset = data.prepare_prompts(train_dataset, kinds, tokenizer, args)
+        data.check_output_dir(args)
         super().__init__(
             model=model,
             reward_funcs=no_reward if reward_funcs is None or reward_funcs == [] else reward_funcs,

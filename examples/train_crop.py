@@ -76,6 +76,10 @@ class TrainConfig(CROPConfig):
             self.method = "opd"
         super().__post_init__()
 
+    def to_dict(self):
+        """See [`CROPConfig`]; in a log, too, `base` is called so."""
+        return super().to_dict() if self.train else {**super().to_dict(), "method": "base"}
+
 
 def _check_resume(args: TrainConfig) -> None:
     """Read `resume_from_checkpoint` as a folder, or as true for the last checkpoint of the output folder."""
@@ -175,6 +179,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         script, args, model = TrlParser((ScriptArguments, TrainConfig, ModelConfig)).parse_args_and_config(argv)
         trainer = make_trainer(script, args, model)
+        report_rollouts(trainer)
     except (ValueError, FileNotFoundError) as error:
         sys.exit(f"error: {error}")
 
@@ -184,7 +189,6 @@ def main(argv: list[str] | None = None) -> None:
     else:
         if args.eval_on_start and trainer.accelerator.is_main_process:
             print(f"Evaluating the student on {len(trainer.eval_dataset)} held-out problems, then training.")
-        report_rollouts(trainer)
         trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
         before = next((entry[ACCURACY] for entry in trainer.state.log_history if ACCURACY in entry), None)
         trainer.save_model()

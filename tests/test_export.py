@@ -87,8 +87,17 @@ def test_a_resumed_run_holds_no_row_twice(tmp_path):
     after = read_export(tmp_path)
     places = list(zip(after.column("step").to_pylist(), after.column("row").to_pylist()))
     assert places == [(step, row) for step in range(4) for row in range(8)]
+    assert not list(folder.glob(".*"))
     # The same weights, prompts and seed sample the same responses again.
     assert after.column("token_ids").to_pylist() == before.slice(0, 32).column("token_ids").to_pylist()
+
+
+def test_a_step_that_cannot_be_written_costs_a_warning(tmp_path):
+    (tmp_path / FOLDER).write_text("in the way")
+    trainer = make_trainer(tmp_path, selection_export_steps=1, max_steps=2)
+    with pytest.warns(UserWarning, match=r"step_000000\S+ cannot be written \(\S.*\); training goes on without it"):
+        trainer.train()
+    assert trainer.state.global_step == 2 and (tmp_path / FOLDER).read_text() == "in the way"
 
 
 def test_steps_of_several_methods_are_not_taken_for_one(tmp_path):

@@ -1,6 +1,11 @@
 """What a run reports: grouped metrics, histograms, coloured responses and the method's card, read back from disk."""
 
+import argparse
+import copy
+import html
 import json
+import pickle
+import re
 import sqlite3
 import subprocess
 import sys
@@ -9,15 +14,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny import make_tokenizer, make_trainer
+from tiny import make_rows, make_tokenizer, make_trainer
 
 from crop_trl import CROPConfig
 from crop_trl.callbacks import RolloutCallback, RolloutRecord
-from crop_trl.cards import method_card
+from crop_trl.cards import markdown_table, method_card
+from crop_trl.data import check_packages
+from crop_trl.masking import masked_arguments
 from crop_trl.methods import METHODS, Selection
 from crop_trl.reporting import (
     ExampleResponse,
+    TensorBoardReports,
+    TrackioReports,
     example_responses,
+    feeds_logged_step,
     group_metrics,
     histograms,
     report_rollouts,
@@ -122,23 +132,47 @@ def test_tensorboard(tmp_path, monkeypatch):
     assert "**" in texts["rollouts/response_1/text_summary"]
 
 
+def test_tensorboard_shows_an_evaluation_without_training(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    trainer = make_trainer(tmp_path / "out", report_to="tensorboard", method="opd", eval_dataset=make_rows(4))
+    report_rollouts(trainer)
+    trainer.evaluate()
+    (folder,) = (tmp_path / "out" / "runs").iterdir()
+    events = accumulator.EventAccumulator(str(folder))
+    events.Reload()
+    assert "eval/loss" in events.Tags()["scalars"]
+
+
 def test_trackio(tmp_path, monkeypatch):
-    trackio = pytest.importorskip("trackio")
-    # Read when trackio is imported.
-    for module in (trackio.sqlite_storage, trackio.utils):
-        monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path / "trackio", raising=False)
+    pytest.importorskip("trackio")
+    # Read when trackio is imported, by module.
+    places = {"TRACKIO_DIR": tmp_path / "trackio", "MEDIA_DIR": tmp_path / "trackio" / "media"}
+    for module in [module for name, module in sys.modules.items() if name.split(".")[0] == "trackio"]:
+        for name, place in places.items():
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, place)
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    train(tmp_path / "out", "trackio")
+    trainer, recorder = train(tmp_path / "out", "trackio")
+    # After training, too, the trainer measures and logs.
+    trainer.evaluate(make_rows(4))
+    (report,) = (c for c in trainer.callback_handler.callbacks if isinstance(c, TrackioReports))
+    report.close()
+    report.close()
     (database,) = (tmp_path / "trackio").glob("*.db")
     with sqlite3.connect(database) as connection:
-        rows = [json.loads(row) for (row,) in connection.execute("select metrics from metrics")]
+        runs, rows = zip(*connection.execute("select run_name, metrics from metrics"))
+    rows = [json.loads(row) for row in rows]
+    assert len(set(runs)) == 1 and sum("eval/loss" in row for row in rows) == 1
     assert SECRET.encode() not in database.read_bytes()
     metrics = [row for row in rows if "train/loss" in row]
     assert [row["train/global_step"] for row in metrics] == [1, 2, 3] and "selection/retention_ratio" in metrics[0]
     assert sum("histograms/score_kept" in row for row in rows) == 3
-    (card,) = [row["method_card"]["_value"] for row in rows if "method_card" in row]
-    assert "| Method | tip |" in card
-    assert any("rollouts/responses" in row for row in rows)
+    media = tmp_path / "trackio" / "media"
+    (card,) = [row["method_card"] for row in rows if "method_card" in row]
+    assert ">tip</td>" in (media / card["file_path"]).read_text()
+    first, *_ = [row for row in rows if "rollouts/response_1" in row]
+    kept = recorder.rollouts[0].selection.mask[0]
+    assert (media / first["rollouts/response_1"]["file_path"]).read_text().count("box-shadow") == int(kept.sum())
 
 
 def test_metrics_that_name_a_group_keep_it():
@@ -165,6 +199,114 @@ def test_secrets_reach_no_log(tmp_path):
     assert SECRET not in args.to_json_string() and SECRET not in str(args.to_dict())
     assert args.to_dict()["teacher_init_kwargs"]["dtype"] == "float32"
     assert args.teacher_init_kwargs["token"] == SECRET
+
+
+def test_secrets_reach_no_file_beside_the_model(tmp_path):
+    args = CROPConfig(
+        str(tmp_path),
+        use_cpu=True,
+        bf16=False,
+        hub_token=SECRET,
+        teacher_init_kwargs={"token": SECRET, "dtype": "float32", "headers": {"Authorization": SECRET}},
+    )
+    written = pickle.dumps(args)
+    assert SECRET.encode() not in written
+    # Written by this test.
+    read = pickle.loads(written)
+    assert read.hub_token is None and read.learning_rate == args.learning_rate
+    assert read.teacher_init_kwargs["dtype"] == "float32"
+    assert copy.deepcopy(args).hub_token == SECRET and copy.deepcopy(args).teacher_init_kwargs["token"] == SECRET
+
+
+def test_secrets_reach_no_message(tmp_path):
+    fields = {"teacher_init_kwargs": {"token": SECRET}, "teacher_server_urls": ["http://host/v1"]}
+    for changed in (
+        {},
+        {"teacher_init_kwargs": None, "teacher_server_urls": [f"ftp://me:{SECRET}@host"]},
+        {"teacher_init_kwargs": f'{{"token": "{SECRET}"'},
+        {"teacher_init_kwargs": f'["{SECRET}"]'},
+    ):
+        with pytest.raises(ValueError, match="`teacher_") as refused:
+            CROPConfig(str(tmp_path), use_cpu=True, bf16=False, **{**fields, **changed})
+        assert SECRET not in str(refused.value)
+
+
+def test_secrets_of_a_command_line_are_hidden():
+    given = ["train.py", "--hub_token", SECRET, f"--hub-token={SECRET}", "--seed", "1", "--name", "x", "-1", "--flag"]
+    given += ["--teacher_init_kwargs", json.dumps({"token": SECRET, "dtype": "float32"})]
+    given += ["--teacher_server_urls", f"http://me:{SECRET}@host/v1", "http://other/v1"]
+    shown = masked_arguments(given)
+    assert SECRET not in str(shown) and len(shown) == len(given)
+    changed = [new for old, new in zip(given, shown) if old != new]
+    assert changed[:2] == ["<hidden>", "--hub-token=<hidden>"] and json.loads(changed[2])["dtype"] == "float32"
+    assert changed[3] == "http://<hidden>@host/v1" and len(changed) == 4
+
+
+def test_backends_are_named_right_or_refused(tmp_path):
+    for given, names in (("tensorboard,wandb", ["tensorboard", "wandb"]), ("none", []), (["trackio"], ["trackio"])):
+        assert CROPConfig(str(tmp_path), use_cpu=True, bf16=False, report_to=given).report_to == names
+    for given in ("wandbb", ["wandb", "tensorbord"]):
+        with pytest.raises(
+            ValueError, match=r"`report_to` '(wandbb|tensorbord)' is not known: choose one of none, all,"
+        ):
+            CROPConfig(str(tmp_path), use_cpu=True, bf16=False, report_to=given)
+
+
+def test_a_folder_is_not_taken_for_a_package(tmp_path, monkeypatch):
+    (tmp_path / "trackio").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "trackio", raising=False)
+    with pytest.raises(ValueError, match="`report_to` needs the package trackio, which is not installed"):
+        check_packages(CROPConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="trackio"))
+
+
+def test_a_backend_that_does_not_start_is_named(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "file"))
+    trainer = make_trainer(tmp_path / "out", report_to="tensorboard")
+    with pytest.raises(ValueError, match=r"`report_to` tensorboard does not start \(.*\); set TENSORBOARD_LOGGING_DIR"):
+        report_rollouts(trainer)
+
+
+def test_a_picture_that_fails_does_not_end_the_run(tmp_path):
+    pytest.importorskip("tensorboard")
+
+    class OwnReports(TensorBoardReports):
+        def send_responses(self, responses, step):
+            self.tb_writer.add_histogram("lengths", [])
+
+    trainer = make_trainer(tmp_path, max_steps=2, callbacks=[OwnReports()])
+    with pytest.warns(UserWarning, match=r"OwnReports could not show the rollouts of step 0 \(NotImplemented"):
+        trainer.train()
+    assert trainer.state.global_step == 2
+
+
+@pytest.mark.parametrize("updates", [1, 2, 4])
+@pytest.mark.parametrize("every", [1, 2, 3, 10])
+def test_rollouts_are_shown_where_metrics_are_logged(updates, every):
+    args = argparse.Namespace(
+        windows_per_generation=updates, num_iterations=1, logging_strategy="steps", logging_first_step=False
+    )
+    state = argparse.Namespace(logging_steps=every, max_steps=12, num_train_epochs=3)
+    shown = [step for step in range(0, 12, updates) if feeds_logged_step(args, state, step)]
+    logged = {step for step in range(1, 13) if step % every == 0} | {12}
+    assert shown == sorted({(step - 1) // updates * updates for step in logged})
+    args.logging_strategy = "no"
+    assert not feeds_logged_step(args, state, 0)
+    args.logging_strategy = "epoch"
+    assert feeds_logged_step(args, state, 4 - updates) and feeds_logged_step(args, state, 12 - updates)
+
+
+def test_values_one_rounding_apart_have_a_histogram():
+    found = record()
+    found.selection.scores[:] = 0.1
+    found.selection.scores[0, 0] = torch.nextafter(torch.tensor(0.1), torch.tensor(1.0))
+    counts, _ = np.histogram(histograms(found)["histograms/score"], bins=64)
+    assert counts.sum() == 8 * 6 - 3 and (counts > 0).sum() == 2
+
+
+def test_what_is_hidden_is_seen_to_be_hidden():
+    assert "| Url | https://&lt;hidden&gt;@host |" in markdown_table({"Url": "https://<hidden>@host"})
 
 
 def record(rows=8, width=6):
@@ -202,8 +344,21 @@ def test_a_response_cannot_write_html_or_markdown_of_its_own():
     assert "<script>" not in page and "<b>" not in page and page.count("box-shadow") == 3
     assert "\x1b" not in page
     page.encode()
-    text = example.to_markdown()
-    assert "<script>" not in text.replace("\\<", "") and text.encode()
+    assert "<" not in example.to_markdown() and example.to_markdown().encode()
+
+
+def test_tensorboard_shows_a_response_as_it_is():
+    to_html = pytest.importorskip("tensorboard.plugin_util").markdown_to_safe_html
+    marks = "<td> &lt; $x_1*2*y$ | ~~no~~ `a` [b](c) # 1. \\( <!-- -->"
+    pieces = ["<b>", "x", "(1)", "*", marks, "\n", "    - code\n===", "\n\n", "    end", "、答"]
+    shown = to_html(ExampleResponse("<p> *p*", pieces, [i < 5 for i in range(len(pieces))], None).to_markdown())
+    assert "<code>" not in shown and shown.count("<h") == 1 and "<hr>" in shown and "<li>" not in shown
+    prompt, response = (html.unescape(re.sub(r"</?(p|strong)>|<br>", "", part)) for part in shown.split("<hr>"))
+    assert prompt.strip() == "<p> *p*"
+    assert "".join(response.split()) == "".join("".join(pieces).split())
+    assert shown.count("<strong>") == 1 and html.unescape(re.search("<strong>(.*)</strong>", shown, re.S)[1]).endswith(
+        marks
+    )
 
 
 def test_a_long_response_stays_small():

@@ -6,6 +6,8 @@ import time
 import torch
 from transformers import BitsAndBytesConfig
 
+from ..masking import masked
+
 PLACEMENTS = ("resident", "offload", "sharded")
 QUANTIZATIONS = ("8bit", "4bit")
 
@@ -28,7 +30,7 @@ def check_teacher_settings(args) -> None:
         for url in args.teacher_server_urls:
             if not isinstance(url, str) or not url.startswith(("http://", "https://")):
                 raise ValueError(
-                    f"`teacher_server_urls` must be addresses such as http://localhost:8000/v1, got {url!r}."
+                    f"`teacher_server_urls` must be addresses such as http://localhost:8000/v1, got {masked(url)!r}."
                 )
         for name, unset in (
             ("teacher_placement", "resident"),
@@ -37,8 +39,8 @@ def check_teacher_settings(args) -> None:
         ):
             if getattr(args, name) not in (unset, {}):
                 raise ValueError(
-                    f"`{name}` {getattr(args, name)!r} is for a teacher in this process, but `teacher_server_urls` "
-                    "puts it on a server; remove one of the two."
+                    f"`{name}` {masked(getattr(args, name))!r} is for a teacher in this process, but "
+                    "`teacher_server_urls` puts it on a server; remove one of the two."
                 )
     if args.teacher_quantization is None:
         return
