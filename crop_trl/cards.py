@@ -9,17 +9,20 @@ import os
 import re
 from collections.abc import Mapping
 from importlib.metadata import version
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from accelerate.utils import is_peft_model
 from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedModel
 
 from . import __version__
 from .config import CROPConfig
 from .masking import masked
 from .methods import get_method
+from .triplets.record import looks_like_path
 
 TEMPLATE = Path(__file__).parent / "templates" / "model_card.md.j2"
 PAPER = {
@@ -32,14 +35,36 @@ PAPER = {
 }""",
 }
 _PACKAGES = ("trl", "transformers", "torch", "datasets", "tokenizers")
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def public_name(name: Any) -> Any:
     """A name for others to read: of an absolute path the last part, since the rest tells only where a user keeps it."""
     if isinstance(name, os.PathLike):
         name = os.fspath(name)
-    return Path(name).name if isinstance(name, str) and os.path.isabs(name) else masked(name)
+    if not isinstance(name, str):
+        return masked(name)
+    for kind in (PurePosixPath, PureWindowsPath):
+        if kind(name).is_absolute() or name.startswith("~"):
+            return kind(name).name
+    return masked(name)
+
+
+def hub_name(name: Any) -> str | None:
+    """A name as metadata may hold it: `None` unless it can be that of a model or data set on the hub."""
+    name = str(name or "")
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return None
+    return None if os.path.exists(name) or looks_like_path(name) else name
+
+
+def code_span(text: Any) -> str | None:
+    """Text as code in Markdown, in one line and whatever is in it."""
+    text = " ".join(str(text or "").split())
+    marks = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    space = " " if "`" in text else ""
+    return f"{marks}{space}{text}{space}{marks}" if text else None
 
 
 def teacher_name(teacher, args: CROPConfig) -> str:
@@ -143,24 +168,23 @@ def model_card(trainer, model_name: str | None, dataset_name: str | None = None,
     if dataset_name is not None:
         settings["dataset_name"] = public_name(dataset_name)
     student, dataset = trainer.model.config._name_or_path, settings.get("dataset_name")
-    on_hub = bool(_HUB_ID.fullmatch(str(dataset))) and not os.path.exists(dataset)
-    model_name = model_name or Path(trainer.args.output_dir).name
+    model_name = " ".join((model_name or Path(trainer.args.output_dir).resolve().name).split())
     adapter = is_peft_model(trainer.model)
     return ModelCard.from_template(
         ModelCardData(
-            base_model=student if student and not os.path.isdir(student) else None,
-            datasets=dataset if on_hub else None,
+            base_model=hub_name(student),
+            datasets=hub_name(dataset),
             library_name="peft" if adapter else "transformers",
             pipeline_tag="text-generation",
             model_name=model_name,
             tags=sorted({"generated_from_trainer", *trainer._tag_names, *(["lora"] if adapter else []), *(tags or ())}),
         ),
         template_path=str(TEMPLATE),
-        name=model_name,
+        name=html.escape(model_name, quote=False),
         hub_id=trainer.hub_model_id or model_name,
-        student=public_name(student),
-        teacher=settings.get("teacher"),
-        dataset=dataset,
+        student=code_span(public_name(student)),
+        teacher=code_span(settings.get("teacher")),
+        dataset=code_span(dataset),
         method_table=markdown_table(method_card(trainer.args, settings)),
         training_table=markdown_table(training_card(trainer)),
         versions={"crop_trl": __version__, **{name: version(name) for name in _PACKAGES}},

@@ -13,12 +13,15 @@ def is_secret(name: str) -> bool:
 
 
 def masked(value):
-    """A setting without what must reach no log: values of secret names, and passwords inside of addresses."""
+    """A setting without what must reach no log: values of secret names, and what is secret in addresses."""
     if isinstance(value, dict):
         return {k: "<hidden>" if is_secret(str(k)) and isinstance(v, str) else masked(v) for k, v in value.items()}
     if isinstance(value, list):
         return [masked(item) for item in value]
-    return re.sub(r"(?<=://)[^/@\s]+@", "<hidden>@", value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    value = re.sub(r"(?<=://)[^/@\s]+@", "<hidden>@", value)
+    return re.sub(r"([?&][^=&#\s]*=)([^&#\s]+)", lambda m: m[1] + "<hidden>" if is_secret(m[1][:-1]) else m[0], value)
 
 
 def masked_arguments(arguments: Sequence[str]) -> list[str]:

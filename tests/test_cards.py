@@ -1,5 +1,6 @@
 """The README of a trained model says what was trained and how, and what a run's page says too."""
 
+import ast
 from importlib.metadata import version
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from peft import LoraConfig
 from tiny import make_model, make_tokenizer, make_trainer
 
 import crop_trl
-from crop_trl.cards import PAPER, markdown_table, method_card, public_name
+from crop_trl.cards import PAPER, code_span, hub_name, markdown_table, method_card, model_card, public_name
 
 ROOT = Path(__file__).parents[1]
 AUTHORS = ("Enhan Li", "Junhao He", "Hongyang Du")
@@ -104,7 +105,44 @@ def test_an_adapter_has_it_instead_of_that_of_another_library(tmp_path):
 def test_names_for_others_to_read():
     assert public_name("/home/me/models/teacher") == "teacher" and public_name(Path("/data/x.jsonl")) == "x.jsonl"
     assert public_name("Qwen/Qwen3-1.7B") == "Qwen/Qwen3-1.7B" and public_name(None) is None
-    assert "secret" not in public_name("https://me:secret@host/data.jsonl")
+    assert public_name("C:\\Users\\me\\x.jsonl") == "x.jsonl" and public_name("~/data/x.jsonl") == "x.jsonl"
+    assert "secret" not in public_name("https://me:secret@host/data.jsonl?token=secret&key=secret&revision=main")
+
+
+def test_only_what_can_be_on_the_hub_is_said_to_be():
+    for name in ("gpt2", "Qwen/Qwen3-1.7B"):
+        assert hub_name(name) == name
+    for name in (
+        "models/v1/student",
+        "./gone",
+        "/gone",
+        "data/x.jsonl",
+        "a/b c",
+        "ユーザ/データ",
+        "",
+        None,
+        "tests/..",
+    ):
+        assert hub_name(name) is None
+
+
+@pytest.mark.parametrize("name", ["x`y", "``", "two\nlines", "{{ 7*7 }}", "<b>", "a: {b}", "'a' \"b\"", "[a](b)"])
+def test_odd_names_break_no_card(run, name):
+    folder, trainer = run
+    card = ModelCard(str(model_card(trainer, model_name=name, dataset_name=name)))
+    one_line = " ".join(name.split())
+    assert card.data.model_name == one_line and "datasets" not in card.data.to_dict()
+    assert f"on the prompts of {code_span(name)}." in card.text and len(card.text.split("\n# ")) == 2
+    (line,) = [line for line in card.text.splitlines() if "pipeline(" in line]
+    (call,) = ast.parse(line).body
+    assert call.value.keywords[0].value.value == one_line
+
+
+def test_the_folder_one_is_in_has_a_name(run, monkeypatch):
+    folder, trainer = run
+    monkeypatch.chdir(folder / "my-model")
+    monkeypatch.setattr(trainer.args, "output_dir", ".")
+    assert model_card(trainer, None).data.model_name == "my-model"
 
 
 def test_the_paper_is_cited_alike_everywhere():

@@ -234,6 +234,11 @@ def build_dataset(
     return datasets.Dataset.from_list(rows), report
 
 
+def looks_like_path(source: str) -> bool:
+    """Whether a name can only be that of a file, there or not, and not that of something on the hub."""
+    return Path(source).suffix in (".json", ".jsonl") or source.startswith((".", "/", "~"))
+
+
 def load_records(source: str, split: str = "train", setting: str = "dataset_name") -> list[dict[str, Any]]:
     """
     Read triplet records, or other rows, from a JSONL file or a hub dataset; errors name `setting`.
@@ -252,7 +257,7 @@ def load_records(source: str, split: str = "train", setting: str = "dataset_name
         return read_jsonl(path)
     if path.is_dir():
         raise ValueError(f"`{setting}` {source!r} is a folder; give the JSONL file in it.")
-    if path.suffix in (".json", ".jsonl") or source.startswith((".", "/", "~")):
+    if looks_like_path(source):
         raise FileNotFoundError(f"`{setting}` {source!r} does not exist; give a JSONL file or a hub dataset's name.")
     try:
         return list(datasets.load_dataset(source, split=split))
