@@ -200,7 +200,7 @@ class RunReports(RolloutCallback, ABC):
     def on_train_begin(self, args, state, control, **kwargs):
         self.start(args, state, control, **kwargs)
         if state.is_world_process_zero:
-            self.send_card(method_card(args, self.settings))
+            self.send_card(method_card(args, self.settings), state.global_step)
 
     def on_rollout(self, args, state, control, rollout: RolloutRecord, **kwargs):
         if not state.is_world_process_zero or not feeds_logged_step(args, state, rollout.step):
@@ -219,7 +219,7 @@ class RunReports(RolloutCallback, ABC):
             )
 
     @abstractmethod
-    def send_card(self, card: Mapping[str, str]) -> None:
+    def send_card(self, card: Mapping[str, str], step: int) -> None:
         """Show the method's card and keep the settings."""
 
     @abstractmethod
@@ -265,9 +265,9 @@ class PanelReports(RunReports):
     def response_panels(self, responses: Sequence[ExampleResponse], step: int) -> dict[str, Any]:
         """Panels of responses, by name."""
 
-    def send_card(self, card):
+    def send_card(self, card, step):
         self.package.config.update({**self.settings, "method_card": dict(card)}, allow_val_change=True)
-        self.package.log({"method_card": self.package.Html(_card_html(card)), "train/global_step": 0})
+        self.package.log({"method_card": self.package.Html(_card_html(card)), "train/global_step": step})
 
     def send_histograms(self, values, step):
         panels = {name: self.package.Histogram(array) for name, array in values.items()}
@@ -365,10 +365,10 @@ class TensorBoardReports(RunReports, TensorBoardCallback):
                 self.tb_writer.add_scalar(name, value, state.global_step)
             self.tb_writer.flush()
 
-    def send_card(self, card):
-        self.tb_writer.add_text("method_card", markdown_table(card))
+    def send_card(self, card, step):
+        self.tb_writer.add_text("method_card", markdown_table(card), step)
         if self.settings:
-            self.tb_writer.add_text("settings", markdown_table({k: str(v) for k, v in self.settings.items()}))
+            self.tb_writer.add_text("settings", markdown_table({k: str(v) for k, v in self.settings.items()}), step)
 
     def send_histograms(self, values, step):
         for name, array in values.items():

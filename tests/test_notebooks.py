@@ -62,6 +62,14 @@ def test_kept_outputs_read_well(name):
     assert all('"google.colab" in sys.modules' in cell.source for cell in cells if "pip install" in cell.source)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_outside_of_the_project_it_says_so(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source = "\n".join(line for line in code_cells(read(name))[0].source.splitlines() if not line.strip().startswith("!"))
+    with pytest.raises(FileNotFoundError, match="is not in the project; start Jupyter in its `notebooks/`"):
+        exec(source, {})
+
+
 def test_machine_paths_are_found():
     for text in ("in /home/me/crop", "File '/tmp/x'", "(/workspace/a)", r"C:\\Users", "/content/crop_trl/x"):
         assert MACHINE_PATH.search(text)
