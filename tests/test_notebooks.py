@@ -65,7 +65,8 @@ def test_kept_outputs_read_well(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_outside_of_the_project_it_says_so(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    source = "\n".join(line for line in code_cells(read(name))[0].source.splitlines() if not line.strip().startswith("!"))
+    lines = code_cells(read(name))[0].source.splitlines()
+    source = "\n".join(line for line in lines if not line.strip().startswith("!"))
     with pytest.raises(FileNotFoundError, match="is not in the project; start Jupyter in its `notebooks/`"):
         exec(source, {})
 
