@@ -185,6 +185,15 @@ def to_row(
     return row
 
 
+def _is_unicode(row: Mapping[str, Any]) -> bool:
+    """Whether UTF-8 can hold a row: JSON can spell half a character."""
+    try:
+        json.dumps(row, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def build_dataset(
     records: Iterable[Mapping[str, Any]],
     template: str = DEFAULT_PROMPT_TEMPLATE,
@@ -221,10 +230,13 @@ def build_dataset(
     for record in records:
         report.total += 1
         reason = reason_to_drop(record)
+        row = None if reason else to_row(record, template, conversational, counterfactuals, paraphrases)
+        if row is not None and not _is_unicode(row):
+            reason = "with half a character (a lone surrogate)"
         if reason:
             report.dropped[reason] += 1
         else:
-            rows.append(to_row(record, template, conversational, counterfactuals, paraphrases))
+            rows.append(row)
     report.kept = len(rows)
     if not rows:
         raise ValueError(

@@ -198,6 +198,16 @@ def test_jsonl_round_trip(tmp_path):
     assert report.kept == 2
 
 
+def test_half_a_character_is_left_out():
+    records = [
+        record(),
+        record(original_problem="What is 1 \ud83d + 1?"),
+        record(paraphrase_problem="1 \U0001f600 + 1?"),
+    ]
+    dataset, report = build_dataset(records)
+    assert len(dataset) == 2 and "1 with half a character" in str(report)
+
+
 @pytest.mark.parametrize("line, said", [('{"id": 1', "is not JSON"), ("[1, 2]", "holds a list"), ("3", "holds a int")])
 def test_bad_line_is_named(tmp_path, line, said):
     path = tmp_path / "t.jsonl"
