@@ -77,15 +77,20 @@ def main() -> None:
     names = {f.name for f in dataclass_fields(ModelConfig)} - own
     adapter = get_peft_config(ModelConfig(**{k: v for k, v in fields.items() if k in names}))
     device = "cuda" if cuda else "cpu"
-    student = save_model(make_model(args.student, device), tokenizer, f"{folder}/student")
-    # Weights come from disk, and so without a second copy on the GPU.
+    # Weights come from disk, in the type of the configuration and without a second copy on the GPU.
     dtype = torch.bfloat16 if cuda else torch.float32
-    teacher = save_model(make_model(args.teacher, device, dtype, seed=1), tokenizer, f"{folder}/teacher")
-    teacher = f"{folder}/teacher" if settings.teacher_placement != "resident" else teacher
+    for seed, (role, shape) in enumerate((("student", args.student), ("teacher", args.teacher))):
+        save_model(make_model(shape, device, dtype, seed), tokenizer, f"{folder}/{role}")
+    settings.model_init_kwargs = {"dtype": fields.get("dtype") or "float32", **(settings.model_init_kwargs or {})}
     prompts = settings.generation_batch_size // settings.num_generations
     data = Dataset.from_list(draw_rows(prompts * (args.steps + 1)))
     trainer = CROPTrainer(
-        student, teacher, args=settings, train_dataset=data, processing_class=tokenizer, peft_config=adapter
+        f"{folder}/student",
+        f"{folder}/teacher",
+        args=settings,
+        train_dataset=data,
+        processing_class=tokenizer,
+        peft_config=adapter,
     )
     mean = settings.max_completion_length
     if settings.use_vllm:

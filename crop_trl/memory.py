@@ -109,6 +109,8 @@ class MemorySettings:
         teacher_placement (`str`): `resident`, `offload`, `sharded`, or `server`.
         teacher_bits (`int`): 16, 8 or 4.
         lora_parameters (`int`): Trained weights when the student is an adapter; 0 trains all.
+        student_bytes (`int`): Of a weight as the student is loaded (`dtype`): 4, or 2. DeepSpeed makes it 2.
+        generated_rows (`int`): Responses that the student itself writes at once; 0 with an engine.
         vllm_share (`float`): `vllm_gpu_memory_utilization` of a colocated engine; 0 without one.
         vllm_sleeps (`bool`): `vllm_enable_sleep_mode`.
         gpu_gib (`float`): Memory of a GPU.
@@ -125,6 +127,8 @@ class MemorySettings:
     teacher_placement: str = "resident"
     teacher_bits: int = 16
     lora_parameters: int = 0
+    student_bytes: int = 4
+    generated_rows: int = 0
     vllm_share: float = 0.0
     vllm_sleeps: bool = True
     gpu_gib: float = 80.0
@@ -132,6 +136,11 @@ class MemorySettings:
     def __post_init__(self):
         if self.strategy not in STRATEGIES:
             raise ValueError(f"`strategy` {self.strategy!r} is not known: choose one of {', '.join(STRATEGIES)}.")
+
+    @property
+    def bytes_of_weight(self) -> int:
+        """Of the student's, outside the optimizer."""
+        return 2 if self.strategy in ("zero1", "zero2", "zero3") else self.student_bytes
 
 
 @dataclass(frozen=True)
@@ -196,6 +205,8 @@ _REMEDIES = {
     "teacher weights": "set `teacher_placement` to 'offload' or 'sharded', or put the teacher on a server",
     "update activations": "lower `per_device_train_batch_size`, or turn `gradient_checkpointing` on",
     "scoring activations": "lower `score_tokens_per_batch`",
+    "generation cache": "generate with vLLM (`use_vllm`), load an adapter's student in 16 bits (`dtype: bfloat16`), or "
+    "lower `prompts_per_step` or `max_completion_length`",
     "vLLM": "lower `vllm_gpu_memory_utilization`, or turn `vllm_enable_sleep_mode` on",
 }
 
@@ -212,15 +223,27 @@ def _student(shape: ModelShape, s: MemorySettings) -> dict[str, float]:
         optimizer = 12 * trained / shared
     else:
         parts = shared if s.strategy == "fsdp2" else 1
-        weights = 4 * (trained + frozen) / parts
-        gradients, optimizer = 4 * trained / parts, 8 * trained / parts
+        # Peft keeps the adapter on 16-bit weights in fp32.
+        weights = ((4 if frozen else s.student_bytes) * trained + s.student_bytes * frozen) / parts
+        each = 4 if frozen else s.student_bytes
+        gradients, optimizer = each * trained / parts, 2 * each * trained / parts
     return {"student weights": weights, "gradients": gradients, "optimizer": optimizer}
+
+
+def _generation(shape: ModelShape, s: MemorySettings) -> float:
+    """Keys and values of all responses at their longest, in the type of the weights, in bytes."""
+    tokens = s.generated_rows * s.longest_tokens
+    cache = 2 * shape.layers * shape.keys * s.bytes_of_weight
+    # One layer at a time: the cache grows by being copied, and attention repeats keys and values for every query head.
+    layer = 2 * (shape.keys + shape.queries) * s.bytes_of_weight
+    # Scores of the next token in fp32: as they come, as the temperature leaves them, and as probabilities.
+    return tokens * (cache + layer) + 3 * 4 * s.generated_rows * shape.vocab
 
 
 def _update(shape: ModelShape, s: MemorySettings) -> dict[str, float]:
     """What forward and backward of the largest micro-batch add, in bytes."""
     tokens = max(s.rows * s.mean_tokens, s.longest_tokens)
-    bf16_weights = s.strategy in ("zero1", "zero2", "zero3")
+    bf16_weights = s.bytes_of_weight == 2
     residual = 2 if bf16_weights else 4
     kept = shape.saved_bytes_per_token - (10 * shape.hidden if bf16_weights else 0)
     if s.checkpointing:
@@ -234,7 +257,7 @@ def _update(shape: ModelShape, s: MemorySettings) -> dict[str, float]:
     # Tiles of 4,096 tokens by 32,768 entries in fp32, a few of them; the hidden states that are projected.
     head = 4 * 4 * min(chosen, 4_096) * min(shape.vocab, 32_768) + 8 * chosen * shape.hidden
     buckets = 0
-    if bf16_weights and s.processes > 1:
+    if s.strategy.startswith("zero") and s.processes > 1:
         buckets = 2 * 2 * min(_BUCKET, shape.parameters)
     if s.strategy in ("zero3", "fsdp2"):
         buckets += 2 * (2 * shape.layer_parameters + shape.vocab * shape.hidden)
@@ -294,11 +317,16 @@ def settings_from(
 
     longest = get("max_prompt_length", 1024) + get("max_completion_length", 4096)
     colocated = get("use_vllm", False) and get("vllm_mode", "colocate") == "colocate"
+    rows = get("per_device_train_batch_size", 8)
+    windows = get("steps_per_generation", get("gradient_accumulation_steps", 1))
+    in_a_step = get("prompts_per_step", 0) * get("num_generations", 4) or rows * windows * processes
+    generated = get("generation_batch_size", in_a_step) // processes
+    dtype = (get("model_init_kwargs", {}) or {}).get("dtype") or get("dtype", "float32")
     remote = bool(get("teacher_server_urls", None))
     return MemorySettings(
         strategy=strategy,
         processes=processes,
-        rows=get("per_device_train_batch_size", 8),
+        rows=rows,
         mean_tokens=mean_tokens or longest // 3,
         longest_tokens=longest,
         retention_ratio=get("retention_ratio", 0.2),
@@ -307,6 +335,8 @@ def settings_from(
         teacher_placement="server" if remote else get("teacher_placement", "resident"),
         teacher_bits={None: 16, "8bit": 8, "4bit": 4}[get("teacher_quantization", None)],
         lora_parameters=_adapter_parameters(student, fields),
+        student_bytes=4 if str(dtype).endswith("float32") else 2,
+        generated_rows=0 if get("use_vllm", False) else generated,
         vllm_share=get("vllm_gpu_memory_utilization", 0.3) if colocated else 0.0,
         vllm_sleeps=get("vllm_enable_sleep_mode", False),
         gpu_gib=gpu_gib,
@@ -338,7 +368,12 @@ def plan_memory(student: ModelShape, teacher: ModelShape | None, settings: Memor
     engine = {"rollout": s.vllm_share * s.gpu_gib * GIB}
     asleep = SLEEPING_ENGINE_GIB * GIB if s.vllm_share and s.vllm_sleeps else engine["rollout"]
     phases = {
-        "rollout": {**fixed, "teacher weights": at_rest, "vLLM": engine["rollout"]},
+        "rollout": {
+            **fixed,
+            "teacher weights": at_rest,
+            "generation cache": _generation(student, s),
+            "vLLM": engine["rollout"],
+        },
         "scoring": {
             **fixed,
             "teacher weights": weights,
