@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from baseline import synchronize
+from torch._dynamo.utils import calculate_time_spent
 from transformers import TrainerCallback
 
 from crop_trl.scoring import TopKLogprobs
@@ -86,7 +87,7 @@ class StepClock(TrainerCallback):
         """Choose the step's method and start the clock."""
         if self.methods:
             args.method = self.methods[state.global_step % len(self.methods)]
-        self._prepared = 0.0
+        self._prepared, self._compiled = 0.0, calculate_time_spent()["total_wall_time"]
         synchronize(self.device)
         self._started = time.perf_counter()
 
@@ -101,6 +102,8 @@ class StepClock(TrainerCallback):
                 "step": step,
                 "prepare": self._prepared,
                 "update": step - self._prepared,
+                # Of it, what compiling took: new shapes can ask for another graph in any step.
+                "compiling": calculate_time_spent()["total_wall_time"] - self._compiled,
                 **{k: float(v) for k, v in metrics.items() if k.startswith(("seconds/", "update/", "scoring/"))},
             }
         )

@@ -124,22 +124,22 @@ def main() -> None:
 
     peer_rows, peer = theirs()
 
-    def against_peer(key: str, rows: int, clock: StepClock) -> None:
+    def compare(suffix: str, checkpointing: bool, profile: bool = False) -> None:
+        rows, clock = ours(checkpointing, profile)
+        masked, dense = clock.median("update", "crop"), clock.median("update", "opd")
         extra = {"rows": [rows, peer_rows], "peak_gib": [round(clock.peak_gib, 2), round(peer.peak_gib, 2)]}
-        both = (clock.median("update", "crop"), peer.median("update"))
-        record(key, *both, args.device, args.output, **details, **extra)
+        record(f"sparse_update{suffix}", masked, dense, args.device, args.output, **details, rows=rows)
+        against_peer = (masked, peer.median("update"))
+        record(f"update{suffix}_over_trl", *against_peer, args.device, args.output, **details, **extra)
 
-    rows, clock = ours(True, args.profile)
-    both = (clock.median("update", "crop"), clock.median("update", "opd"))
-    record("sparse_update", *both, args.device, args.output, **details, rows=rows)
-    against_peer("update_over_trl", rows, clock)
+    compare("", True, args.profile)
     if args.without_checkpointing:
-        against_peer("update_without_checkpointing_over_trl", *ours(False))
+        compare("_without_checkpointing", False)
     if args.compile:
         compile_layers(model)
-        against_peer("update_compiled_over_trl", *ours(True))
+        compare("_compiled", True)
         if args.without_checkpointing:
-            against_peer("update_compiled_without_checkpointing_over_trl", *ours(False))
+            compare("_compiled_without_checkpointing", False)
 
 
 if __name__ == "__main__":

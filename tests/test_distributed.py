@@ -46,6 +46,9 @@ def launch_command(
         environment["CUDA_VISIBLE_DEVICES"] = ""
         if config in (None, "ddp"):
             environment["ACCELERATE_USE_CPU"] = "true"
+    elif processes == 1:
+        # A process that sees several GPUs would be taken for data parallelism in threads.
+        environment["CUDA_VISIBLE_DEVICES"] = "0"
     command = [sys.executable]
     if config is not None:
         command += ["-m", "accelerate.commands.launch"]
