@@ -1,12 +1,13 @@
 """Chains of equations: which of them end in the answer, and which only lead to an unknown."""
 
+import math
 import re
 from collections.abc import Callable
 from fractions import Fraction
 
 from .latex import exact_number, split_top_level, squeeze
-from .numerals import arithmetic
-from .readings import LABEL, LIST
+from .numerals import arithmetic, spell
+from .readings import EQUALS, LABEL, LIST
 
 
 def turned(chain: list[str]) -> list[str]:
@@ -62,6 +63,45 @@ def _poses_equation(first: str, last: str) -> bool:
     letter = re.escape(letters[0])
     reciprocal = rf"\\frac ?\{{[^{{}}]*\}} ?\{{ ?{letter}|/ ?{letter}|{letter} ?\^ ?\{{? ?-"
     return len(letters) == 1 or not re.search(reciprocal, first)
+
+
+_RATIO = re.compile(r"(?:\\frac ?\{ ?([a-z]) ?\} ?\{ ?([a-z]) ?\}|([a-z]) ?/ ?([a-z]))\Z")
+_PARTS = re.compile(r"(?:\\frac ?\{ ?(-?\d+) ?\} ?\{ ?(\d+) ?\}|(-?\d+) ?/ ?(\d+))\Z")
+
+
+def derived_value(text: str) -> Fraction | None:
+    """
+    What a list of equations says last, when that follows from those before it: `m = 3, n = 7, m + n = 10` says 10.
+
+    Args:
+        text (`str`): A normalised answer.
+
+    Returns:
+        `Fraction` or `None`: `None` unless all but the last give a number to a letter (or to both of a ratio in lowest
+            terms), and the last is right arithmetic with two of those letters or more.
+    """
+    chains = [[member.strip() for member in split_top_level(part, EQUALS)] for part in split_top_level(text, LIST)]
+    if len(chains) < 2 or any(len(chain) != 2 for chain in chains):
+        return None
+    known: dict[str, Fraction] = {}
+    for name, value in chains[:-1]:
+        number, ratio, parts = value_of(value), _RATIO.match(name), _PARTS.match(value)
+        if re.fullmatch("[a-zA-Z]", name) and number is not None:
+            known[name] = number
+        elif ratio and parts:
+            letters, (top, bottom) = filter(None, ratio.groups()), (int(part) for part in filter(None, parts.groups()))
+            if math.gcd(top, bottom) != 1:
+                return None
+            known.update(zip(letters, (Fraction(top), Fraction(bottom))))
+        else:
+            return None
+    expression, said = chains[-1][0], value_of(chains[-1][1])
+    letters = set(re.findall(r"(?<![\\a-zA-Z])[a-zA-Z](?![a-zA-Z])", expression))
+    if said is None or len(letters) < 2 or not letters <= known.keys():
+        return None
+    for letter in letters:
+        expression = re.sub(rf"(?<![\\a-zA-Z]){letter}(?![a-zA-Z])", f"({spell(known[letter])})", expression)
+    return said if arithmetic(expression) == said else None
 
 
 _NUMERIC = re.compile(r"(?:[\d+\-*/^!(){}., ]|\\(?:frac|sqrt|pi|cdot|times|div|binom)(?![a-zA-Z]))+\Z")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from fractions import Fraction
 from itertools import product
 
-from .chains import consistent, several_equations, turned, value_of
+from .chains import consistent, derived_value, several_equations, turned, value_of
 from .latex import exact_number, squeeze, strip_group
 from .notations import (
     OTHER_CHOICE,
@@ -43,7 +43,7 @@ from .readings import (
     readings,
     text_reading,
 )
-from .units import Quantity, same_unit, split_quantity
+from .units import Quantity, parse_unit, same_unit, split_quantity
 
 Scalars = Callable[[str, str], bool]
 
@@ -114,6 +114,9 @@ def exact_scalars(left: str, right: str) -> bool:
     if any(number is not None and LETTER.match(text) for number, text in ((first, right), (second, left))):
         return False
     raise Undecided
+
+
+_INFINITELY_MANY = re.compile(r"(?:there (?:is|are) )?(?:infinitely many|an? infinite number of)(?![a-z])", re.I)
 
 
 def _same_notation(gold: str, prediction: str, scalars: Scalars, depth: int) -> bool:
@@ -208,7 +211,10 @@ def _same_quantity(gold: str, prediction: str, scalars: Scalars, depth: int) -> 
         return equal(first, second)
     if kinds == {"percent", "none"}:
         percent, plain = (first, second) if left.kind == "percent" else (second, first)
-        return equal(percent, plain) or equal(scaled(percent, Fraction(1, 100)), plain)
+        asked = exact_number(plain) if right.kind == "percent" else None
+        # 12% may answer a question for 12 percent; where a share such as 0.5 was asked for, 0.5% is not it.
+        as_share = asked is not None and 0 < abs(asked) < 1
+        return not as_share and equal(percent, plain) or equal(scaled(percent, Fraction(1, 100)), plain)
     if "degree" in kinds and kinds <= {"degree", "none", "radian"}:
         degrees, other = (first, second) if left.kind == "degree" else (second, first)
         radians = f"{_parenthesised(degrees)} \\cdot \\frac{{\\pi}}{{180}}"
@@ -242,6 +248,11 @@ def _same_reading(left: object, right: object, scalars: Scalars, depth: int) -> 
             return False
         if first.casefold() == second.casefold():
             return True
+        if any(_INFINITELY_MANY.fullmatch(words) for words in (first, second)):
+            # What there are so many of may be said or not, as with a unit.
+            nouns = [_INFINITELY_MANY.sub("", words, count=1).strip() for words in (first, second)]
+            many = all(_INFINITELY_MANY.match(words) for words in (first, second))
+            return many and all(not noun or parse_unit(noun) is not None for noun in nouns)
         # A choice named together with what it says: (C) ellipse.
         named = re.fullmatch("[A-Ja-j]", first) and re.match(rf"\(?{first}(?:\)|[.:]) ?(?=\S)", second, re.I)
         return bool(named) and not OTHER_CHOICE.search(second[named.end() :])
@@ -254,8 +265,8 @@ def _same_reading(left: object, right: object, scalars: Scalars, depth: int) -> 
         and isinstance(right, Sequence)
     ):
         several, one = (left, right) if isinstance(left, Sequence) else (right, left)
-        if several.brackets != "{}" or len(several.items) != 1 or "\\emptyset" in several.items[0]:
-            return False  # {5} may say 5, but the set of the empty set is not empty
+        if several.brackets != "{}" or len(several.items) != 1 or _is_set(several.items[0]):
+            return False  # {5} may say 5, but the set of a set is not that set
         return equal(several.items[0], one.text)
     if isinstance(left, NumberSet | Clock) and type(left) is type(right):
         return left.same(right) if isinstance(left, Clock) else left == right
@@ -294,8 +305,19 @@ def _same_reading(left: object, right: object, scalars: Scalars, depth: int) -> 
     return False
 
 
-def _same_sequence(left: Sequence, right: Sequence, equal: Scalars) -> bool:
+def _is_set(text: str) -> bool:
+    return text.startswith("\\{") or "\\emptyset" in text
+
+
+def _same_sequence(left: Sequence, right: Sequence, equal_values: Scalars) -> bool:
     """Lists and sets are compared without order, points and vectors with it."""
+
+    def equal(first: str, second: str) -> bool:
+        # As a whole answer {5} may say 5; as a member of another it is a set, and 5 is none.
+        sets = [_is_set(text) for text in (first, second)]
+        plain = [not is_set and not re.search(r"[\[({]|\\text", text) for is_set, text in zip(sets, (first, second))]
+        return not (any(sets) and any(plain)) and equal_values(first, second)
+
     vectors = ("()", "<>", "column", "")
     ordered = not (left.brackets in ("", "{}") and right.brackets in ("", "{}"))
     if ordered:
@@ -326,6 +348,8 @@ def _same_sequence(left: Sequence, right: Sequence, equal: Scalars) -> bool:
 
 def _same_value(gold: str, prediction: str, scalars: Scalars, depth: int) -> bool:
     """Single values: a name before the equals sign is optional, a chain of equations says its last member."""
+    if (last := derived_value(prediction)) is not None and value_of(gold) == last:
+        return True
     left, right = turned(chain_of(gold)), turned(chain_of(prediction))
     if several_equations(left) or several_equations(right):
         return False  # lists are compared as such

@@ -212,6 +212,8 @@ def normalize(text: str) -> str:
     text = re.sub(r"(?<!\\)\$", "", text)
     text = re.sub(r"\\\\|\\[()\[\]!]|\\[,;:> ]|~", lambda m: m.group() if m.group() == r"\\" else
                   "" if m.group()[-1] in "()[]!" else " ", text)  # fmt: skip
+    # Nothing set above or below it.
+    text = re.sub(r"\\(?:under|over)set ?\{\s*\}\s*(?=\{)|\\stackrel ?\{\s*\}\s*(?=\{)", "", text)
     text = bare(_one_line(_unquote(text.strip())))
     text = re.sub(r"\A(?:\s|=(?!=)|:|\\(?:Rightarrow|Longrightarrow|implies|to)(?![a-zA-Z]))+", "", text)
     text = re.sub(r"\\(left|right)\s*\.", "", text)
@@ -244,8 +246,9 @@ def normalize(text: str) -> str:
 
 def _digits_of_words(text: str) -> str:
     """A whole answer in words ("twelve") as digits; a number at the end of words as words and a number."""
-    if described := re.fullmatch(r"\\text ?\{([^{}\d]*[a-z:=] ?)([+-]?\d[\d,.]*)\}", text):
-        return "\\text{{{}}} {}".format(*described.groups())
+    if described := re.fullmatch(r"\\text ?\{([^{}\d]*[a-z:=] ?)([+-]?\d[\d,.]*)((?: [a-zA-Z .]*)?)\}", text):
+        before, number, after = described.groups()
+        return f"\\text{{{before}}} {number}" + (f" \\text{{{after}}}" if after.strip(" .") else "")
     if text.lower() in ("infinity", r"\text{infinity}"):
         return r"\infty"
     words = re.fullmatch(r"(?:\\text ?\{)?([A-Za-z][A-Za-z -]*)\}?", text)

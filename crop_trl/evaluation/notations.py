@@ -59,7 +59,7 @@ class Clock:
         return hours[0] == hours[1] or self.hour == other.hour
 
 
-_CLOCK = re.compile(r"(\d{1,2}) ?: ?([0-5]\d)(?: ?([ap])\.? ?m\.?)?\Z", re.I)
+_CLOCK = re.compile(r"(\d{1,2}) ?: ?([0-5]\d)(?: ?(?:([ap])\.? ?m\.?|in the (morning|afternoon|evening)))?\Z", re.I)
 
 
 def clock(text: str) -> Clock | None:
@@ -67,8 +67,9 @@ def clock(text: str) -> Clock | None:
     match = _CLOCK.match(plain_words(text).strip())
     if not match or int(match.group(1)) > 24:
         return None
-    half = match.group(3)
-    return Clock(int(match.group(1)), int(match.group(2)), half.lower() + "m" if half else "")
+    half, part = (group.lower() if group else "" for group in match.group(3, 4))
+    half = half or {"": "", "morning": "a"}.get(part, "p")
+    return Clock(int(match.group(1)), int(match.group(2)), half + "m" if half else "")
 
 
 def is_clock_only(parts: tuple[str, ...]) -> bool:

@@ -78,7 +78,8 @@ NAME = r"(?:\\[a-zA-Z]+ ?)?[A-Za-z]?(?:_(?:\{[^{}]*\}|\w))?'*"
 # What may stand before "=" without being part of the answer: x, a_1, f(x), P(A), \angle ABC, AB, \text{Area}.
 LABEL = re.compile(
     rf"(?:{NAME}|{NAME} ?\([^()=]*\)|\\(?:angle|triangle|overline|vec|mathbf|hat|bar|widehat) ?\{{?[A-Z]*[a-z]?\}}?"
-    r"|[A-Z]{2,4}|\|[A-Za-z]+\||\(?(?:[a-z], ?)+[a-z]\)?|(?:\\text ?\{[^{}]*\} ?)+|[A-Za-z][A-Za-z ]{2,})\Z"
+    r"|(?:\||\\\|)(?:[+-]? ?\\(?:vec|mathbf|overrightarrow) ?\{?[A-Za-z]+\}? ?)+(?:\||\\\|)|[A-Z]{2,4}|\|[A-Za-z]+\|"
+    r"|\(?(?:[a-z], ?)+[a-z]\)?|(?:\\text ?\{[^{}]*\} ?)+|[A-Za-z][A-Za-z ]{2,})\Z"
 )
 COMMA = re.compile(r"[,;]")
 LIST = re.compile(r"[,;]|\\text ?\{\s*,?\s*(?:and|or|&)\s*\}|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])|\\\\")

@@ -29,12 +29,13 @@ RADIAN_NAMES = ("radian", "radians", "rad", "rads")
 # Words after a number that change what is said: such a tail is no unit.
 NOT_UNITS = frozenset(
     "or and not no nor than more less least most about approximately approx roughly around to from but except plus "
-    "minus over mod modulo if when for where with all any none only such that is are true false choose else "
+    "minus over mod modulo if when for where with all any none only that is are true false choose else cannot never "
+    "neither without exceeds exceeding "
     "half one case at under below above between wrong incorrect twice thrice halves thirds tens squared cubed "
     "factorial".split()
 )
 # The same, unless they belong to the noun that follows: 12 positive integers, 12 square feet.
-NOT_LAST = frozenset("negative positive double triple root square cube inverse reciprocal".split())
+NOT_LAST = frozenset("negative positive double triple root square cube inverse reciprocal such".split())
 # Words before a number that change it, some only as the last.
 CHANGING_LEAD = re.compile(
     r"\b(?:negative|twice|double|triple|thrice|half|halves|factorial|(?:root|square|cube|inverse|reciprocal)"
