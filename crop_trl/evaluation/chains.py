@@ -69,6 +69,10 @@ _RATIO = re.compile(r"(?:\\frac ?\{ ?([a-z]) ?\} ?\{ ?([a-z]) ?\}|([a-z]) ?/ ?([
 _PARTS = re.compile(r"(?:\\frac ?\{ ?(-?\d+) ?\} ?\{ ?(\d+) ?\}|(-?\d+) ?/ ?(\d+))\Z")
 
 
+_TUPLE = re.compile(r"\(([^()]*,[^()]*)\)\Z")
+_TOKEN = re.compile(r"\\[a-zA-Z]+|[a-zA-Z]")
+
+
 def derived_value(text: str) -> Fraction | None:
     """
     What a list of equations says last, when that follows from those before it: `m = 3, n = 7, m + n = 10` says 10.
@@ -88,6 +92,16 @@ def derived_value(text: str) -> Fraction | None:
         number, ratio, parts = value_of(value), _RATIO.match(name), _PARTS.match(value)
         if re.fullmatch("[a-zA-Z]", name) and number is not None:
             known[name] = number
+        elif (names := _TUPLE.match(name)) and (values := _TUPLE.match(value)):
+            letters = [letter.strip() for letter in names.group(1).split(",")]
+            numbers = [value_of(part) for part in values.group(1).split(",")]
+            if (
+                None in numbers
+                or len(numbers) != len(letters)
+                or not all(map(re.compile("[a-zA-Z]\\Z").match, letters))
+            ):
+                return None
+            known.update(zip(letters, numbers))
         elif ratio and parts:
             letters, (top, bottom) = filter(None, ratio.groups()), (int(part) for part in filter(None, parts.groups()))
             if math.gcd(top, bottom) != 1:
@@ -96,12 +110,11 @@ def derived_value(text: str) -> Fraction | None:
         else:
             return None
     expression, said = chains[-1][0], value_of(chains[-1][1])
-    letters = set(re.findall(r"(?<![\\a-zA-Z])[a-zA-Z](?![a-zA-Z])", expression))
+    letters = {token for token in _TOKEN.findall(expression) if len(token) == 1}
     if said is None or len(letters) < 2 or not letters <= known.keys():
         return None
-    for letter in letters:
-        expression = re.sub(rf"(?<![\\a-zA-Z]){letter}(?![a-zA-Z])", f"({spell(known[letter])})", expression)
-    return said if arithmetic(expression) == said else None
+    put_in = _TOKEN.sub(lambda m: f"({spell(known[m.group()])})" if m.group() in known else m.group(), expression)
+    return said if arithmetic(put_in) == said else None
 
 
 _NUMERIC = re.compile(r"(?:[\d+\-*/^!(){}., ]|\\(?:frac|sqrt|pi|cdot|times|div|binom)(?![a-zA-Z]))+\Z")

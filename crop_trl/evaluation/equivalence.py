@@ -235,7 +235,10 @@ def _same_structure(gold: str, prediction: str, scalars: Scalars, depth: int) ->
 
 def _same_reading(left: object, right: object, scalars: Scalars, depth: int) -> bool:
     def equal(first: str, second: str) -> bool:
-        return same(first, second, scalars, depth + 1)
+        # As a whole answer {5} may say 5; as a part of another it is a set, and 5 is none.
+        sets = [_is_set(text) for text in (first, second)]
+        plain = [not is_set and not re.search(r"[\[({]|\\text", text) for is_set, text in zip(sets, (first, second))]
+        return not (any(sets) and any(plain)) and same(first, second, scalars, depth + 1)
 
     if isinstance(left, Scalar) and isinstance(right, Scalar):  # those that need algebra come later
         first, second = exact_number(left.text), exact_number(right.text)
@@ -265,8 +268,10 @@ def _same_reading(left: object, right: object, scalars: Scalars, depth: int) -> 
         and isinstance(right, Sequence)
     ):
         several, one = (left, right) if isinstance(left, Sequence) else (right, left)
-        if several.brackets != "{}" or len(several.items) != 1 or _is_set(several.items[0]):
-            return False  # {5} may say 5, but the set of a set is not that set
+        if several.brackets != "{}" or len(several.items) != 1:
+            return False
+        if _is_set(several.items[0]) or several.items[0].startswith("["):
+            return False  # {5} may say 5 and {(1,2)} a point, but the set of a set is not that set
         return equal(several.items[0], one.text)
     if isinstance(left, NumberSet | Clock) and type(left) is type(right):
         return left.same(right) if isinstance(left, Clock) else left == right
@@ -309,15 +314,8 @@ def _is_set(text: str) -> bool:
     return text.startswith("\\{") or "\\emptyset" in text
 
 
-def _same_sequence(left: Sequence, right: Sequence, equal_values: Scalars) -> bool:
+def _same_sequence(left: Sequence, right: Sequence, equal: Scalars) -> bool:
     """Lists and sets are compared without order, points and vectors with it."""
-
-    def equal(first: str, second: str) -> bool:
-        # As a whole answer {5} may say 5; as a member of another it is a set, and 5 is none.
-        sets = [_is_set(text) for text in (first, second)]
-        plain = [not is_set and not re.search(r"[\[({]|\\text", text) for is_set, text in zip(sets, (first, second))]
-        return not (any(sets) and any(plain)) and equal_values(first, second)
-
     vectors = ("()", "<>", "column", "")
     ordered = not (left.brackets in ("", "{}") and right.brackets in ("", "{}"))
     if ordered:
