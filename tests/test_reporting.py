@@ -58,6 +58,8 @@ def train(folder, backend):
     (placed,) = report_rollouts(trainer)
     assert placed.lower().startswith(backend)
     trainer.train()
+    trainer.save_model()
+    assert SECRET.encode() not in (folder / "training_args.bin").read_bytes()
     return trainer, recorder
 
 
@@ -67,11 +69,13 @@ def test_weights_and_biases_offline(tmp_path, monkeypatch):
         monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setattr(sys, "argv", ["train.py", "--hub_token", SECRET, "--seed", "7"])
     trainer, recorder = train(tmp_path / "out", "wandb")
     wandb.finish()
     (folder,) = (tmp_path / "wandb").glob("offline-run-*")
     command = [str(Path(sys.executable).with_name("wandb")), "leet", "inspect", "--json", str(folder)]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert '"--hub_token","<hidden>","--seed","7"' in printed.encode().decode("unicode_escape").replace(" ", "")
     assert SECRET not in printed and SECRET.encode() not in next(folder.glob("*.wandb")).read_bytes()
     records = [json.loads(line) for line in printed.splitlines()]
     config = {}

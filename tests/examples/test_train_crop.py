@@ -46,6 +46,21 @@ def test_base_evaluates_and_trains_nothing(tmp_path):
     assert not (tmp_path / "out" / "model.safetensors").exists()
 
 
+def test_base_is_called_so_in_every_log(tmp_path):
+    pytest.importorskip("tensorboard")
+    run(tmp_path, "--method", "base", "--report_to", "tensorboard")
+    (events,) = (tmp_path / "out" / "runs").glob("*/events*")
+    assert b'"method": "base"' in events.read_bytes() and b"eval/rewards/accuracy_reward/mean" in events.read_bytes()
+
+
+def test_an_output_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        SystemExit, match=r"error: `output_dir` '.*file/out' cannot be written \(Not a directory\); give"
+    ):
+        train_crop.main([*TINY, "--output_dir", str(tmp_path / "file" / "out")])
+
+
 def test_several_counterfactuals_and_lora(tmp_path):
     extra = ["--num_counterfactuals", "2", "--method", "crop-max", "--use_peft", "true", "--lora_r", "4"]
     assert run(tmp_path, *extra, "--lora_target_modules", "q_proj", "v_proj")["steps"] == 2
