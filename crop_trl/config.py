@@ -113,7 +113,8 @@ class CROPConfig(GRPOConfig):
             Compile the decoder layers of student and local teacher, see
             [`~crop_trl.compilation.compile_layers`]; needs `use_vllm`, and costs a minute at the start.
         selection_export_steps (`int`, *optional*, defaults to `0`):
-            Write token ids, scores and masks of every n-th step to `selection/` in the output folder; 0: never.
+            Write token ids, scores and masks of every n-th step to `selection/` in the output folder; 0: never. What an
+            earlier run left there of the same steps is deleted.
     """
 
     _VALID_DICT_FIELDS = GRPOConfig._VALID_DICT_FIELDS + ["teacher_init_kwargs"]

@@ -34,7 +34,7 @@ class SelectionExport(RolloutCallback):
 
     Args:
         folder (`str` or `Path`): The run's output folder; the files go to `selection/` in it.
-        every (`int`): Steps from one export to the next.
+        every (`int`): Steps from one export to the next; 0: none, and what an earlier run left in the folder goes.
     """
 
     def __init__(self, folder: str | Path, every: int = 1):
@@ -43,7 +43,7 @@ class SelectionExport(RolloutCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         # A resumed run goes through the steps after its checkpoint again, perhaps on fewer processes; a new run in an
-        # old folder goes through all of them.
+        # old folder goes through all of them. Kept by a run that exports nothing, they would be read as that run's.
         if state.is_local_process_zero:
             for path, step, _ in _files(self.folder):
                 if step >= state.global_step:
@@ -52,7 +52,7 @@ class SelectionExport(RolloutCallback):
                 path.unlink(missing_ok=True)
 
     def on_rollout(self, args, state, control, rollout: RolloutRecord, **kwargs):
-        if rollout.step % self.every == 0:
+        if self.every and rollout.step % self.every == 0:
             path = self.folder / f"step_{rollout.step:06d}.process_{args.process_index:03d}.parquet"
             settings = {"method": args.method, **asdict(args.selection_settings), "score_top_k": args.score_top_k}
             settings["tokenizer"] = rollout.tokenizer.name_or_path

@@ -97,17 +97,23 @@ class ExampleResponse:
             colour = "33,113,181" if score >= 0 else "217,96,10"
             style = f"background:rgba({colour},{0.6 * share:.2f});"
             if kept:
-                style += "box-shadow:0 0 0 1.5px #000;border-radius:2px;margin:0 2px;font-weight:600"
+                style += "box-shadow:0 0 0 1.5px #000;border-radius:2px;margin:0 2px;padding:0 1px;font-weight:600"
             title = f' title="{score:.4g}"' if self.scores is not None else ""
             # The space before a word stays outside, or neighbouring frames would run into each other.
             word = text.lstrip(" ")
             parts.append(f'{" " * (len(text) - len(word))}<span style="{style}"{title}>{word or "␣"}</span>')
+        legend = "Framed: trained."
+        if self.scores is not None:
+            # Without its size, the strongest colour would look alike in a response where nothing matters.
+            legend += (
+                f" Blue: score above 0, orange: below; the strongest colour is {max(finite, default=0.0):.2g}, the "
+                "largest score of this response. Framed without colour: the budget is fixed, so the next best fill it "
+                "up."
+            )
         return (
             '<div style="font:14px/1.9 sans-serif;color:#111;background:#fff;padding:8px">'
             f'<p style="color:#666">{html.escape(visible_text(self.prompt))}</p>{"".join(parts)}'
-            '<p style="color:#666;font-size:12px">Framed: trained. Blue: score above 0, orange: below; '
-            "the strongest colour is the largest score of this response. Framed without colour: the budget is fixed, "
-            "so the next best fill it up.</p></div>"
+            f'<p style="color:#666;font-size:12px">{legend}</p></div>'
         )
 
     def to_markdown(self) -> str:
@@ -253,7 +259,7 @@ class PanelReports(RunReports):
     """
     Weights & Biases and trackio: logged objects are panels, made by classes of the same names in both packages.
 
-    Subclasses say which package it is, and how responses are laid out.
+    Subclasses say which package it is, how it logs, and how responses are laid out.
     """
 
     @property
@@ -262,19 +268,22 @@ class PanelReports(RunReports):
         """The imported package, while a run of it is open."""
 
     @abstractmethod
+    def log(self, values: Mapping[str, Any], step: int) -> None:
+        """Log metrics or panels that belong to a count of updates."""
+
+    @abstractmethod
     def response_panels(self, responses: Sequence[ExampleResponse], step: int) -> dict[str, Any]:
         """Panels of responses, by name."""
 
     def send_card(self, card, step):
         self.package.config.update({**self.settings, "method_card": dict(card)}, allow_val_change=True)
-        self.package.log({"method_card": self.package.Html(_card_html(card)), "train/global_step": step})
+        self.log({"method_card": self.package.Html(_card_html(card))}, step)
 
     def send_histograms(self, values, step):
-        panels = {name: self.package.Histogram(array) for name, array in values.items()}
-        self.package.log({**panels, "train/global_step": step + 1})
+        self.log({name: self.package.Histogram(array) for name, array in values.items()}, step + 1)
 
     def send_responses(self, responses, step):
-        self.package.log({**self.response_panels(responses, step), "train/global_step": step + 1})
+        self.log(self.response_panels(responses, step), step + 1)
 
 
 class WandbReports(PanelReports, WandbCallback):
@@ -304,9 +313,13 @@ class WandbReports(PanelReports, WandbCallback):
             self._wandb.log(own, commit=False)
         super().on_log(args, state, control, model=model, logs=others, **kwargs)
 
+    def log(self, values, step):
+        """See [`PanelReports`]."""
+        self._wandb.log({**values, "train/global_step": step})
+
     def response_panels(self, responses, step):
         """See [`PanelReports`]."""
-        rows = [[step + 1, r.prompt, self.package.Html(r.to_html()), r.kept_share] for r in responses]
+        rows = [[step + 1, r.prompt, self.package.Html(r.to_html()), round(r.kept_share, 3)] for r in responses]
         columns = ["step", "prompt", "response", "kept share"]
         return {"rollouts/responses": self.package.Table(columns=columns, data=rows)}
 
@@ -342,7 +355,12 @@ class TrackioReports(PanelReports, TrackioCallback):
         if not self._initialized:
             self.setup(args, state, model)
         if state.is_world_process_zero:
-            self._trackio.log({**own, **rewrite_logs(others), "train/global_step": state.global_step})
+            self.log({**own, **rewrite_logs(others)}, state.global_step)
+
+    def log(self, values, step):
+        """See [`PanelReports`]."""
+        # Its own step is the axis of its charts, and would rise with every call.
+        self._trackio.log({**values, "train/global_step": step}, step=step)
 
     def response_panels(self, responses, step):
         """See [`PanelReports`]."""
@@ -382,26 +400,30 @@ class TensorBoardReports(RunReports, TensorBoardCallback):
 _REPORTS = {WandbCallback: WandbReports, TrackioCallback: TrackioReports, TensorBoardCallback: TensorBoardReports}
 
 
-def report_rollouts(trainer) -> list[str]:
+def place_reports(trainer) -> None:
     """
-    Replace the trainer's callbacks of Weights & Biases, trackio and TensorBoard by those here, and start them.
+    Replace a trainer's callbacks of Weights & Biases, trackio and TensorBoard by those here; the trainer calls it.
 
     Args:
-        trainer ([`~crop_trl.CROPTrainer`]): Before `train`; what it reports to is `args.report_to`, and what describes
-            the run beside its configuration `run_settings`.
+        trainer ([`~crop_trl.CROPTrainer`]): What it reports to is `args.report_to`, and what describes the run beside
+            its configuration `run_settings`.
+    """
+    for standard, own in _REPORTS.items():
+        if any(type(callback) is standard for callback in trainer.callback_handler.callbacks):
+            trainer.remove_callback(standard)
+            trainer.add_callback(own(trainer.run_settings))
 
-    Returns:
-        `list[str]`: Names of the callbacks put in.
+
+def start_reports(trainer) -> None:
+    """
+    Start what a trainer reports to, unless it has started: `train` and `evaluate` would do it too, but later.
+
+    Args:
+        trainer ([`~crop_trl.CROPTrainer`]): Before or after training.
 
     Raises:
         `ValueError`: a backend does not start.
     """
-    placed = []
-    for standard, own in _REPORTS.items():
-        if any(type(callback) is standard for callback in trainer.callback_handler.callbacks):
-            trainer.remove_callback(standard)
-            report = own(trainer.run_settings)
-            report.start(trainer.args, trainer.state, trainer.control, model=trainer.model)
-            trainer.add_callback(report)
-            placed.append(own.__name__)
-    return placed
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, RunReports):
+            callback.start(trainer.args, trainer.state, trainer.control, model=trainer.model)

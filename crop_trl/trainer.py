@@ -31,6 +31,7 @@ from .distributed import RunningMeans, gather_ragged, largest_of
 from .divergence import residual_mass
 from .export import SelectionExport
 from .loss import opd_advantages, sampled_opd_loss
+from .reporting import place_reports, start_reports
 from .rotary import restore_rotary_frequencies
 from .scoring import Scorer, TopKLogprobs
 from .scoring.head import add_token_head, sees_padding
@@ -139,11 +140,11 @@ class CROPTrainer(WholeCheckpoints, ModelCards, GRPOTrainer):
         self._means = {"train": RunningMeans(), "eval": RunningMeans()}
         self._seconds = {"prepare": 0.0, "update": 0.0}
         self._clip_range = (1 - self.epsilon_low, 1 + self.epsilon_high)
+        place_reports(self)
         self.add_callback(StepCounter(self))
         if args.use_vllm:
             self.add_callback(EngineGapWatch())
-        if args.selection_export_steps:
-            self.add_callback(SelectionExport(args.output_dir, args.selection_export_steps))
+        self.add_callback(SelectionExport(args.output_dir, args.selection_export_steps))
 
         keep_full_outputs(self.accelerator)
         warn_of_coarse_weights(self.model, args.learning_rate)
@@ -311,10 +312,12 @@ class CROPTrainer(WholeCheckpoints, ModelCards, GRPOTrainer):
 
     def _log_selection(self, mode: str, signals, selection, loss_mask: torch.Tensor, student_logprobs) -> None:
         means = self._means[mode]
-        means.add("selection/retention_ratio", selection.mask.float(), loss_mask)
-        means.add("selection/tokens_per_response", selection.mask.sum(-1))
-        for name, value in selection.measures.items():
-            means.add(f"selection/{name}", value, loss_mask)
+        if mode == "train":
+            # Evaluation selects nothing; a share of 1 there would look as if the method did not work.
+            means.add("selection/retention_ratio", selection.mask.float(), loss_mask)
+            means.add("selection/tokens_per_response", selection.mask.sum(-1))
+            for name, value in selection.measures.items():
+                means.add(f"selection/{name}", value, loss_mask)
         means.add("scoring/residual_mass", residual_mass(signals["teacher/original"]), loss_mask)
         if student_logprobs is not None:
             gap = student_logprobs - selection.teacher_logprobs
@@ -395,11 +398,12 @@ class CROPTrainer(WholeCheckpoints, ModelCards, GRPOTrainer):
         mode = "train" if self.model.training else "eval"
         means = self._means[mode]
         ratio = torch.exp(logprobs - old_logprobs)
-        low = (ratio < 1 - self.epsilon_low) & (advantages < 0)
-        high = (ratio > 1 + self.epsilon_high) & (advantages > 0)
-        means.add("clip_ratio/low_mean", low.float())
-        means.add("clip_ratio/high_mean", high.float())
-        means.add("clip_ratio/region_mean", (low | high).float())
+        if mode == "train":
+            low = (ratio < 1 - self.epsilon_low) & (advantages < 0)
+            high = (ratio > 1 + self.epsilon_high) & (advantages > 0)
+            means.add("clip_ratio/low_mean", low.float())
+            means.add("clip_ratio/high_mean", high.float())
+            means.add("clip_ratio/region_mean", (low | high).float())
         means.add("distillation/gap_kept", old_logprobs - inputs.teacher_logprobs)
         means.add("distillation/advantage", advantages)
         means.add("entropy", entropy)
@@ -423,6 +427,11 @@ class CROPTrainer(WholeCheckpoints, ModelCards, GRPOTrainer):
                 # Trainer weighs batches by prompts, of which a batch of responses holds fewer than it counts.
                 logs.update({key: value for key in logs if key.endswith("_loss")})
         super().log(logs, start_time)
+
+    def evaluate(self, *args, **kwargs):
+        """See [`~transformers.Trainer.evaluate`]; what the trainer reports to is started, as it is by `train`."""
+        start_reports(self)
+        return super().evaluate(*args, **kwargs)
 
     def training_step(self, model, inputs, num_items_in_batch):
         started = time.perf_counter()

@@ -24,7 +24,7 @@ from trl import ModelConfig, TrlParser, get_peft_config
 from crop_trl import CROPConfig, CROPTrainer
 from crop_trl.evaluation.grading import accuracy_reward
 from crop_trl.memory import warn_of_memory
-from crop_trl.reporting import report_rollouts
+from crop_trl.reporting import start_reports
 from crop_trl.triplets import DEFAULT_PROMPT_TEMPLATE, load_triplets
 
 REWARDS = {"accuracy": accuracy_reward, "none": None}
@@ -179,7 +179,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         script, args, model = TrlParser((ScriptArguments, TrainConfig, ModelConfig)).parse_args_and_config(argv)
         trainer = make_trainer(script, args, model)
-        report_rollouts(trainer)
+        start_reports(trainer)
     except (ValueError, FileNotFoundError) as error:
         sys.exit(f"error: {error}")
 

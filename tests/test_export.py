@@ -65,6 +65,17 @@ def test_it_is_off_unless_asked_for_and_evaluation_leaves_nothing(tmp_path):
         read_export(tmp_path)
 
 
+def test_a_run_without_export_leaves_no_other_run_in_its_folder(tmp_path):
+    settings = {"save_strategy": "steps", "save_steps": 1}
+    make_trainer(tmp_path, selection_export_steps=1, max_steps=2, **settings).train()
+    # Resumed without export: the step before the checkpoint is this run's own.
+    make_trainer(tmp_path, max_steps=2, **settings).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert set(read_export(tmp_path).column("step").to_pylist()) == {0}
+    make_trainer(tmp_path, method="opd", max_steps=1).train()
+    with pytest.raises(ValueError, match="holds no exported selection"):
+        read_export(tmp_path)
+
+
 def test_every_nth_step(tmp_path):
     make_trainer(tmp_path, selection_export_steps=2, max_steps=3).train()
     assert sorted(set(read_export(tmp_path).column("step").to_pylist())) == [0, 2]
