@@ -60,15 +60,13 @@ def check_output(output: Path) -> None:
         )
 
 
-def load_tokenizer(args: argparse.Namespace, tables: list[TokenTable]):
+def load_tokenizer(given: str | None, source: str, table: TokenTable):
     """The tokenizer that is asked for, else that of a run's folder, else the one named in the settings."""
-    settings = tables[0].settings
-    named = args.tokenizer or settings.get("model_name_or_path") or settings.get("tokenizer")
-    for source in [] if args.tokenizer else args.source:
-        if (Path(source) / "tokenizer_config.json").is_file():
-            named = source
+    named = given or table.settings.get("model_name_or_path") or table.settings.get("tokenizer")
+    if given is None and (Path(source) / "tokenizer_config.json").is_file():
+        named = source
     if not named:
-        raise ValueError("`--tokenizer` is not set and the source names none; give the folder or name of the student.")
+        raise ValueError(f"`--tokenizer` is not set and {source!r} names none; give the student's folder or name.")
     try:
         return AutoTokenizer.from_pretrained(named)
     except (OSError, ValueError) as error:
@@ -82,8 +80,9 @@ def analyze(args: argparse.Namespace, output: Path) -> list[str]:
     settings = SelectionSettings(retention_ratio=args.retention_ratio)
     word_lists = load_word_lists(args.word_lists) if args.word_lists else None
     tables = [read_source(source, args.methods, settings) for source in args.source]
-    tokenizer = load_tokenizer(args, tables)
-    shares = category_shares(tables, tokenizer, word_lists, progress=True)
+    # Runs of several students may stand side by side, whose ids mean other words.
+    tokenizers = [load_tokenizer(args.tokenizer, *source) for source in zip(args.source, tables)]
+    shares = category_shares(tables, tokenizers, word_lists, progress=True)
     save_json(shares.to_dict(), output / "categories.json")
     save_category_chart(shares, output / "categories.png", args.note)
     width = max(map(len, shares.methods))
@@ -104,8 +103,10 @@ def analyze(args: argparse.Namespace, output: Path) -> list[str]:
         method = "crop" if "crop" in table.kept else next(iter(table.kept))
         if method not in table.scores:
             continue
+        # Or a reader would take it for an average response.
+        note = f"Picked out of {len(table.lengths)} responses because its scores peak high. {args.note}"
         for number, response in enumerate(strongest_responses(table, method, args.heatmaps)):
-            heatmap = table_heatmap(table, tokenizer, response, method, args.note)
+            heatmap = table_heatmap(table, tokenizers[place], response, method, note)
             name = f"heatmap_{place + 1}_{method}_{number + 1}"
             save_png(heatmap, output / f"{name}.png")
             save_html(heatmap, output / f"{name}.html")

@@ -48,6 +48,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(header), "|" + "|".join("-" * (w + 2) for w in widths) + "|", *map(line, rows)])
 
 
+def fixed(value: float) -> str:
+    """Three places, and no minus before a zero."""
+    return f"{round(value, 3) + 0.0:.3f}"
+
+
 def report(bank: RolloutBank, settings, threshold: float, tokenizer=None) -> str:
     """Budgets, scores, catches and overlaps of every method that the bank has signals for."""
     names = bank.runnable_methods()
@@ -71,12 +76,21 @@ def report(bank: RolloutBank, settings, threshold: float, tokenizer=None) -> str
                 f"{share:.3f}",
                 "-" if caught is None else f"{caught:.2f}",
                 "-" if numeric_kept is None else f"{numeric_kept.item():.2f}",
-                "-" if values is None else f"{values.mean().item():.3f}",
-                "-" if values is None else f"{values.median().item():.3f}",
-                "-" if values is None else f"{values.max().item():.3f}",
+                "-" if values is None else fixed(values.mean().item()),
+                "-" if values is None else fixed(values.median().item()),
+                "-" if values is None else fixed(values.max().item()),
             ]
         )
     columns = ["method", "kept", f"gap > {threshold:g} caught", "digits, operators", "score mean", "median", "max"]
+    everything = (
+        "" if pieces is None else f" ({(bank.loss_mask & pieces).sum() / bank.loss_mask.sum():.2f} of all tokens)"
+    )
+    meanings = (
+        f"kept: share of all tokens that is trained. gap > {threshold:g} caught: of the tokens that the student finds "
+        f"likelier than the teacher by more than {threshold:g} nats, the share that the method keeps; a blind choice "
+        f"catches about as much as it keeps. digits, operators: their share of the kept tokens{everything}. score: "
+        "what ranks tokens, on a scale of each method's own."
+    )
     selectors = [name for name in names if get_method(name).score]
     overlap = kept_overlap(bank, selectors, settings)
     overlap_rows = [[name, *(f"{value:.2f}" for value in line)] for name, line in zip(selectors, overlap.tolist())]
@@ -84,6 +98,7 @@ def report(bank: RolloutBank, settings, threshold: float, tokenizer=None) -> str
     return (
         f"{len(bank.prompts)} responses, {bank.loss_mask.sum().item()} tokens, {large} with a student-teacher gap "
         f"above {threshold:g} nats; retention ratio {settings.retention_ratio}.\n\n{table(columns, rows)}\n\n"
+        f"{meanings}\n\n"
         f"Share of the tokens kept by the row's method that the column's keeps too:\n\n"
         f"{table(['', *selectors], overlap_rows)}"
     )

@@ -52,7 +52,7 @@ class Point:
         accuracy (`float`): Mean, in [0, 1].
         interval (`tuple[float, float]`, *optional*): 95 % interval of the mean over training seeds (Student's t);
             `None` with a single run.
-        runs (`int`): How many.
+        runs (`int`): How many; of a gain, how many seeds both methods have.
     """
 
     accuracy: float
@@ -116,7 +116,7 @@ def _point(values: Sequence[float]) -> Point:
 
 
 def _difference(ours: list[Run], theirs: list[Run]) -> Point:
-    """Paired by seed where every run of both has one, else the difference of the means without an interval."""
+    """Paired over shared seeds where every run of both has one, else the difference of means without an interval."""
     by_seed = [{run.seed: run.accuracy for run in runs} for runs in (ours, theirs)]
     shared = [seed for seed in by_seed[0] if seed in by_seed[1] and seed is not None]
     if shared and len(by_seed[0]) == len(ours) and len(by_seed[1]) == len(theirs):
@@ -290,7 +290,10 @@ def save_budget_chart(curves: BudgetCurves, path: str | Path, note: str = "") ->
         "at 0; methods of one budget stand side by side.\nWhiskers and bands: 95 % over training seeds (Student's t), "
         f"where there are several. Right: above 0, {curves.method} is better; the name is the best of the other "
         "selectors there,\nchosen on these very numbers. "
-        "A whisker that crosses 0 leaves the sign open."
+        "A whisker that crosses 0 leaves the sign open. Gains are taken over the seeds that both methods "
+        "ran\n(over all runs where there is none), so they may differ from the distance of the points on the left; no "
+        "whisker: fewer than two "
+        "such seeds."
     )
     figure.supxlabel(text + (f"\n{note}" if note else ""), fontsize=8, color=QUIET, x=0.01, ha="left")
     save(figure, path)

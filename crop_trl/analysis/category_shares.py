@@ -91,7 +91,8 @@ def category_shares(
     Args:
         tables ([`TokenTable`] or a sequence of them): A bank with several methods, or runs of one method each; methods
             of the same name are counted together.
-        tokenizer (`PreTrainedTokenizerBase`): The one that cut the responses.
+        tokenizer (`PreTrainedTokenizerBase` or a sequence of them): The one that cut the responses, or one for each
+            table.
         word_lists, progress (*optional*): See [`categorize_table`].
 
     Returns:
@@ -100,8 +101,9 @@ def category_shares(
     tables = [tables] if isinstance(tables, TokenTable) else list(tables)
     counts: dict[str, np.ndarray] = {}
     responses: dict[str, int] = {}
-    for table in tables:
-        categories = categorize_table(table, tokenizer, word_lists, progress)
+    tokenizers = tokenizer if isinstance(tokenizer, Sequence) else [tokenizer] * len(tables)
+    for table, cut_by in zip(tables, tokenizers, strict=True):
+        categories = categorize_table(table, cut_by, word_lists, progress)
         for name, mask in {**table.kept, ALL_TOKENS: table.trainable}.items():
             found = np.bincount(categories[mask], minlength=len(CATEGORIES))
             counts[name] = counts.get(name, 0) + found

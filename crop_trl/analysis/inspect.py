@@ -68,17 +68,25 @@ def strongest_responses(table: TokenTable, method: str, count: int = 1) -> list[
     """
     The responses in which a method's score peaks highest, the highest first; without scores, the first ones.
 
+    Responses to one problem look alike, so where the table has the problems, a second one to the same problem comes
+    after the first ones to all others.
+
     Args:
         table ([`~crop_trl.analysis.tokens.TokenTable`]): Tokens of a bank or a run.
         method (`str`): Whose score is meant.
         count (`int`): How many responses.
     """
-    if method not in table.scores:
-        return list(range(min(count, len(table.lengths))))
-    score = np.where(table.trainable, table.scores[method], -np.inf)
-    full = np.flatnonzero(table.lengths)
-    peaks = np.maximum.reduceat(score, table.starts[full]) if full.size else np.zeros(0)
-    return full[np.argsort(-peaks, kind="stable")[:count]].tolist()
+    order = np.arange(len(table.lengths))
+    if method in table.scores:
+        score = np.where(table.trainable, table.scores[method], -np.inf)
+        full = np.flatnonzero(table.lengths)
+        peaks = np.maximum.reduceat(score, table.starts[full]) if full.size else np.zeros(0)
+        order = full[np.argsort(-peaks, kind="stable")]
+    if "original" in table.texts:
+        problems = np.array(table.texts["original"], dtype=object)[order]
+        firsts = {problem: place for place, problem in reversed(list(enumerate(problems)))}.values()
+        order = order[[*sorted(firsts), *sorted(set(range(len(order))) - set(firsts))]]
+    return order[:count].tolist()
 
 
 def table_heatmap(
@@ -130,7 +138,7 @@ def table_heatmap(
         return table.texts[kind][response] if kind in table.texts else None
 
     share = table.kept[method][here].mean()
-    step = "" if table.steps is None else f", at step {table.steps[response]}"
+    step = "" if table.steps is None else f", after step {table.steps[response]}"
     return ResponseHeatmap(
         token_pieces(tokenizer, table.token_ids[here].tolist()),
         rows,

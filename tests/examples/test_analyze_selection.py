@@ -7,12 +7,15 @@ from pathlib import Path
 import analyze_selection
 import numpy as np
 import pytest
+import replay_selectors
 import train_crop
 from tiny import make_rows, make_tokenizer, make_trainer
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from crop_trl.analysis.inspect import strongest_responses, table_heatmap
 from crop_trl.analysis.tokens import TokenTable, read_source
-from crop_trl.bank import collect_bank
+from crop_trl.bank import RolloutBank, collect_bank
 from crop_trl.divergence import topk_entropy
 from crop_trl.methods import SelectionSettings
 
@@ -78,10 +81,53 @@ def test_the_heat_map_of_a_table(bank):
         table_heatmap(table, make_tokenizer(), response=99)
 
 
+def test_heat_maps_are_of_several_problems_before_one_is_shown_twice(bank):
+    bank, _ = bank
+    table = TokenTable.from_bank(bank, ["crop"])
+    rows = strongest_responses(table, "crop", len(table.lengths))
+    problems = [bank.texts["original"][row] for row in rows]
+    assert sorted(rows) == list(range(len(table.lengths))) and len(set(problems)) == 4 < len(problems)
+    assert len(set(problems[:4])) == 4
+    peaks = bank.select("crop").scores.masked_fill(~bank.loss_mask, -1).amax(1)[rows].tolist()
+    assert peaks[:4] == sorted(peaks[:4], reverse=True) and peaks[4:] == sorted(peaks[4:], reverse=True)
+
+
+def test_every_source_is_decoded_with_its_own_tokenizer(bank, tmp_path, capsys):
+    """The same ids of another student, to whom each of them is a number."""
+    path = bank[1]
+    ids = make_tokenizer().get_vocab().values()
+    words = Tokenizer(models.WordLevel({str(i): i for i in ids}, unk_token="0"))
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path / "student")
+    second = RolloutBank.load(path)
+    second.settings = {"model_name_or_path": str(tmp_path / "student")}
+    second.save(tmp_path / "second.safetensors")
+
+    def counts(*sources):
+        analyze_selection.main(
+            [*map(str, sources), "--methods", "crop", "--heatmaps", "0", "--output", str(tmp_path / "out")]
+        )
+        shares = json.loads((tmp_path / "out/categories.json").read_text())["methods"]["all tokens"]
+        return {name: round(share * shares["tokens"]) for name, share in shares["shares"].items()}
+
+    apart = [counts(path), counts(tmp_path / "second.safetensors")]
+    assert apart[0] != apart[1]
+    for sources in ([path, tmp_path / "second.safetensors"], [tmp_path / "second.safetensors", path]):
+        assert counts(*sources) == {name: apart[0][name] + apart[1][name] for name in apart[0]}
+
+
+def test_the_table_of_a_replay(bank):
+    bank, _ = bank
+    printed = replay_selectors.report(bank, SelectionSettings(), 0.5, make_tokenizer())
+    assert "-0.000" not in printed and replay_selectors.fixed(-0.0004) == "0.000"
+    assert replay_selectors.fixed(-0.0006) == "-0.001"
+    assert "likelier than the teacher by more than 0.5 nats" in printed
+
+
 def test_a_bank_from_the_command_line(bank, tmp_path, capsys):
     arguments = ["--methods", "crop", "random", "entropy", "--tail", "0.1", "--heatmaps", "2"]
     analyze_selection.main([str(bank[1]), *arguments, "--output", str(tmp_path)])
     printed = capsys.readouterr().out
+    assert "because its scores peak high" in printed
     assert "Shares of the kept tokens (%)" in printed and "CROP margin" in printed
     shares = json.loads((tmp_path / "categories.json").read_text())["methods"]
     assert list(shares) == ["crop", "random", "entropy", "all tokens"]
