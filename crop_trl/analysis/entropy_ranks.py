@@ -215,7 +215,15 @@ def save_entropy_chart(ranks: EntropyRanks, path: str | Path, note: str = "") ->
     reach = float(np.nanmax([100 * ranks.tail_interval[:, 1], 100 * ranks.reference]))
     for place, value, top in zip(places, share, 100 * ranks.tail_interval[:, 1]):
         if np.isfinite(value):
-            right.text(max(top, value) + 0.02 * reach, place, f"{value:.2f} %", va="center", fontsize=8.5)
+            # On white, since the dotted line may run behind it.
+            right.text(
+                max(top, value) + 0.02 * reach,
+                place,
+                f"{value:.2f} %",
+                va="center",
+                fontsize=8.5,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+            )
     right.set(xlim=(0, 1.25 * reach), ylim=(count - 0.5, -0.5))
     right.xaxis.set_major_formatter(PercentFormatter(decimals=1))
     right.tick_params(axis="y", length=0, labelleft=False)

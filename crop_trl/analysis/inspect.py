@@ -128,9 +128,10 @@ def table_heatmap(
     rows.update({name.replace("_", " ").capitalize(): values for name, values in measured.items()})
     if method in table.scores:
         score = table.scores[method][here]
-        # Half precision in an export: its steps are 1/2048 of a number.
-        if MARGIN not in rows or not np.allclose(score, rows[MARGIN], rtol=2e-3, atol=5e-4):
-            rows[f"Score: what {method} ranks tokens by"] = score
+        # Half precision in an export: its steps are 1/2048 of a number. Where the score is the margin, it is shown
+        # itself: a difference of two rounded numbers would order near-ties in another way than the choice did.
+        is_margin = MARGIN in rows and np.allclose(score, rows[MARGIN], rtol=2e-3, atol=5e-4)
+        rows[MARGIN if is_margin else f"Score: what {method} ranks tokens by"] = score
     if not rows:
         raise ValueError(f"Method {method!r} trains every token and measures nothing; there is no heat map of it.")
 

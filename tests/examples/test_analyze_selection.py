@@ -92,6 +92,18 @@ def test_heat_maps_are_of_several_problems_before_one_is_shown_twice(bank):
     assert peaks[:4] == sorted(peaks[:4], reverse=True) and peaks[4:] == sorted(peaks[4:], reverse=True)
 
 
+def test_near_ties_of_an_export_keep_their_order(tmp_path):
+    """In half precision the two divergences may differ by another number than the score that was ranked by."""
+    semantic, surface = np.array([0.5004, 0.5, 0.5, 0.1]), np.array([0.4998, 0.5, 0.5002, 0.5])
+    score = (semantic - surface).astype(np.float16).astype(np.float32)
+    half = {"semantic_divergence": semantic.astype(np.float16), "surface_divergence": surface.astype(np.float16)}
+    table = TokenTable(
+        np.arange(4), np.array([4]), np.ones(4, bool), {"crop": score > 1e-4}, {"crop": score}, {"crop": half}
+    )
+    margin = list(table_heatmap(table, make_tokenizer()).rows.values())[-1]
+    assert margin == score.tolist() != (half["semantic_divergence"] - half["surface_divergence"]).tolist()
+
+
 def test_every_source_is_decoded_with_its_own_tokenizer(bank, tmp_path, capsys):
     """The same ids of another student, to whom each of them is a number."""
     path = bank[1]
