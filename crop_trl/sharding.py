@@ -87,6 +87,26 @@ def keep_full_outputs(accelerator: Accelerator) -> None:
         )
 
 
+def gather_by_layer(model: torch.nn.Module, accelerator: Accelerator) -> None:
+    """
+    Make ZeRO-3 gather the weights of a decoder layer at once, not matrix by matrix; nothing under anything else.
+
+    By default it waits for a collective and runs hooks of its own around each of a layer's dozen modules, and a small
+    student's update is bound by that. An adapter's student is left as it is: where some weights of a layer are trained
+    and others not, DeepSpeed drops those it needs in the backward pass. Called before DeepSpeed wraps the model.
+
+    Args:
+        model (`torch.nn.Module`): Student or teacher.
+        accelerator ([`~accelerate.Accelerator`]): Of the run.
+    """
+    kinds = {type(layer) for layer in decoder_layers(model)}
+    alike = len({parameter.requires_grad for parameter in model.parameters()}) == 1
+    if kinds and alike and DistributedBackend(accelerator).is_zero3:
+        from deepspeed.utils import set_z3_leaf_modules
+
+        set_z3_leaf_modules(model, list(kinds))
+
+
 @contextmanager
 def load_whole() -> Iterator[None]:
     """
@@ -120,6 +140,7 @@ def shard_teacher(teacher: PreTrainedModel, accelerator: Accelerator) -> torch.n
         `torch.nn.Module` to call in its place.
     """
     if DistributedBackend(accelerator).is_zero3:
+        gather_by_layer(teacher, accelerator)
         return prepare_deepspeed(teacher, accelerator)
     # A unit for each decoder layer: as a single one, the model would be gathered whole in every forward.
     for layer in decoder_layers(teacher):

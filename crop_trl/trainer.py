@@ -38,7 +38,7 @@ from .scoring.head import add_token_head, sees_padding
 from .scoring.local import LocalScorer
 from .scoring.models import check_adapter, connect_teacher, make_teacher, warn_of_coarse_weights
 from .scoring.preflight import PreflightReport, run_preflight
-from .sharding import is_sharded, keep_full_outputs
+from .sharding import gather_by_layer, is_sharded, keep_full_outputs
 from .signals import NEGATIVE, PROMPT_COLUMNS, collect_signals, draw_negatives, prompt_kinds, tokenize_variants
 from .update import MicroBatch, Rollout, cut_rollout, make_micro_batch
 
@@ -151,6 +151,7 @@ class CROPTrainer(WholeCheckpoints, ModelCards, GRPOTrainer):
         student = self.model.get_base_model() if is_peft_model(self.model) else self.model
         restore_rotary_frequencies(student)
         add_token_head(student)
+        gather_by_layer(student, self.accelerator)
         if args.compile_layers:
             compile_layers(student)
         self._with_attention_mask = sees_padding(student.config)

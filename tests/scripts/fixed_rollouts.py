@@ -1,7 +1,8 @@
 """One training step on rollouts that depend on the prompt alone, so that runs of any shape sample the same.
 
-Started by `accelerate launch` or `torchrun`; process 0 writes masks, loss, gradient norm and the resulting weights of
-every case. A case is `method/placement/head`, such as `crop/sharded/untied`.
+Started by `accelerate launch` or `torchrun`; process 0 writes masks, loss, gradient norm and the gradient of
+every case. A case is `method/placement/model`, such as `crop/sharded/untied`; an `adapter` is trained with gradient
+checkpointing on frozen weights.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import sys
 from pathlib import Path
 
 import torch
+from peft import LoraConfig
 from safetensors.torch import save_file
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -53,14 +55,17 @@ class FixedRollouts(CROPTrainer):
 
 def run(case: str, args) -> dict[str, torch.Tensor]:
     """Train one case; what a comparison between runs should look at."""
-    method, placement, head = case.split("/")
+    method, placement, model = case.split("/")
+    adapter = LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.0) if model == "adapter" else None
     trainer = make_trainer(
         args.output / "run" / case,
-        student=make_model(0, tied=head == "tied"),
-        teacher=make_model(1, hidden=48, tied=head == "tied"),
+        student=make_model(0, tied=model != "untied"),
+        teacher=make_model(1, hidden=48, tied=model != "untied"),
         trainer_class=FixedRollouts,
         config_class=EverythingSplit,
         method=method,
+        peft_config=adapter,
+        gradient_checkpointing=adapter is not None,
         teacher_placement=placement,
         per_device_train_batch_size=args.per_device,
         gradient_accumulation_steps=args.accumulation,
@@ -79,6 +84,7 @@ def run(case: str, args) -> dict[str, torch.Tensor]:
     if scorer.agree is not None:
         agree = scorer.agree
         scorer.agree = lambda count: counts.append((count, agree(count))) or counts[-1][1]
+    start = whole_weights(trainer)
     trainer.train()
     extra = torch.tensor([sum(most - count for count, most in counts)])
     accelerator = trainer.accelerator
@@ -95,7 +101,7 @@ def run(case: str, args) -> dict[str, torch.Tensor]:
         "selected_tokens": torch.tensor(metric(trainer, "selection/selected_tokens")),
         "gap_kept": torch.tensor(metric(trainer, "distillation/gap_kept"), dtype=torch.float64),
         "retention_ratio": torch.tensor(metric(trainer, "selection/retention_ratio"), dtype=torch.float64),
-        "weights": whole_weights(trainer),
+        "gradient": start - whole_weights(trainer),
     }
 
 
