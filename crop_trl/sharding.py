@@ -93,7 +93,8 @@ def gather_by_layer(model: torch.nn.Module, accelerator: Accelerator) -> None:
 
     By default it waits for a collective and runs hooks of its own around each of a layer's dozen modules, and a small
     student's update is bound by that. An adapter's student is left as it is: where some weights of a layer are trained
-    and others not, DeepSpeed drops those it needs in the backward pass. Called before DeepSpeed wraps the model.
+    and others not, DeepSpeed drops some that the backward pass needs, unless checkpointing repeats the forward. Called
+    before DeepSpeed wraps the model.
 
     Args:
         model (`torch.nn.Module`): Student or teacher.

@@ -1,8 +1,7 @@
 """One training step on rollouts that depend on the prompt alone, so that runs of any shape sample the same.
 
-Started by `accelerate launch` or `torchrun`; process 0 writes masks, loss, gradient norm and the gradient of
-every case. A case is `method/placement/model`, such as `crop/sharded/untied`; an `adapter` is trained with gradient
-checkpointing on frozen weights.
+Started by `accelerate launch` or `torchrun`; process 0 writes masks, loss, gradient norm and the gradient of every case.
+A case is `method/placement/model`, such as `crop/sharded/untied`; an `adapter` is trained on frozen weights.
 """
 
 import argparse
@@ -65,7 +64,6 @@ def run(case: str, args) -> dict[str, torch.Tensor]:
         config_class=EverythingSplit,
         method=method,
         peft_config=adapter,
-        gradient_checkpointing=adapter is not None,
         teacher_placement=placement,
         per_device_train_batch_size=args.per_device,
         gradient_accumulation_steps=args.accumulation,
