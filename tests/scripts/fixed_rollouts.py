@@ -1,7 +1,7 @@
 """One training step on rollouts that depend on the prompt alone, so that runs of any shape sample the same.
 
-Started by `accelerate launch` or `torchrun`; process 0 writes masks, loss, gradient norm and the gradient of every case.
-A case is `method/placement/model`, such as `crop/sharded/untied`; an `adapter` is trained on frozen weights.
+Started by `accelerate launch` or `torchrun`; process 0 writes masks, loss, gradient norm and gradient of every case. A
+case is `method/placement/model`, such as `crop/sharded/untied`; an `adapter` is trained on frozen weights.
 """
 
 import argparse
