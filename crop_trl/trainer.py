@@ -9,7 +9,6 @@ tokens are projected onto the vocabulary; the loss is a mean over the selected t
 optimizer step.
 """
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -27,10 +26,10 @@ from .cards import ModelCards, public_name, teacher_name
 from .checkpoints import WholeCheckpoints
 from .compilation import compile_layers
 from .config import CROPConfig
-from .distributed import RunningMeans, gather_ragged, largest_of
-from .divergence import residual_mass
+from .distributed import gather_ragged, largest_of
 from .export import SelectionExport
 from .loss import opd_advantages, sampled_opd_loss
+from .metrics import StepMetrics
 from .reporting import place_reports, start_reports
 from .rotary import restore_rotary_frequencies
 from .scoring import Scorer, TopKLogprobs
@@ -51,7 +50,7 @@ def no_reward(completions: list, **kwargs) -> list[float]:
     return [0.0] * len(completions)
 
 
-class CROPTrainer(WholeCheckpoints, ModelCards, GRPOTrainer):
+class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
     """
     Trainer for selective on-policy distillation: the student samples, a teacher scores its tokens, and only those that
     the method selects are trained.
@@ -137,9 +136,7 @@ class CROPTrainer(WholeCheckpoints, ModelCards, GRPOTrainer):
         self.run_settings = {name: public_name(value) for name, value in described.items()}
         # The loss is normalised by the selected tokens of an optimizer step, so nothing else may rescale it.
         self.loss_is_scaled_for_ga = True
-        self._means = {"train": RunningMeans(), "eval": RunningMeans()}
-        self._seconds = {"prepare": 0.0, "update": 0.0}
-        self._clip_range = (1 - self.epsilon_low, 1 + self.epsilon_high)
+        self._start_metrics()
         place_reports(self)
         self.add_callback(StepCounter(self))
         if args.use_vllm:
@@ -311,31 +308,6 @@ class CROPTrainer(WholeCheckpoints, ModelCards, GRPOTrainer):
                 "teacher in bfloat16 or float32 (`teacher_init_kwargs`), or mend the scorer or method they come from."
             )
 
-    def _log_selection(self, mode: str, signals, selection, loss_mask: torch.Tensor, student_logprobs) -> None:
-        means = self._means[mode]
-        if mode == "train":
-            # Evaluation selects nothing; a share of 1 there would look as if the method did not work.
-            means.add("selection/retention_ratio", selection.mask.float(), loss_mask)
-            means.add("selection/tokens_per_response", selection.mask.sum(-1))
-            for name, value in selection.measures.items():
-                means.add(f"selection/{name}", value, loss_mask)
-        means.add("scoring/residual_mass", residual_mass(signals["teacher/original"]), loss_mask)
-        if student_logprobs is not None:
-            gap = student_logprobs - selection.teacher_logprobs
-            means.add("distillation/gap_dropped", gap, loss_mask & ~selection.mask)
-        if mode == "train":
-            self._flush(mode)
-        stats = getattr(self.scorers["teacher"], "stats", None)
-        if stats is not None:
-            for name, value in stats.metrics().items():
-                self._metrics[mode][f"scoring/{name}"].append(value)
-            stats.reset()
-
-    def _flush(self, mode: str) -> None:
-        for name, value in self._means[mode].flush(self.accelerator).items():
-            if not math.isnan(value):
-                self._metrics[mode][name].append(value)
-
     # ---------------------------------------------------------------- update
 
     def _prepare_inputs(self, generation_batch):
@@ -395,54 +367,7 @@ class CROPTrainer(WholeCheckpoints, ModelCards, GRPOTrainer):
         # Gradients are averaged over processes, and the denominator is already that of all of them.
         return loss if inputs.num_items is None else loss * self.accelerator.num_processes
 
-    def _log_update(self, inputs: MicroBatch, logprobs, old_logprobs, advantages, entropy) -> None:
-        mode = "train" if self.model.training else "eval"
-        means = self._means[mode]
-        ratio = torch.exp(logprobs - old_logprobs)
-        if mode == "train":
-            low = (ratio < 1 - self.epsilon_low) & (advantages < 0)
-            high = (ratio > 1 + self.epsilon_high) & (advantages > 0)
-            means.add("clip_ratio/low_mean", low.float())
-            means.add("clip_ratio/high_mean", high.float())
-            means.add("clip_ratio/region_mean", (low | high).float())
-        means.add("distillation/gap_kept", old_logprobs - inputs.teacher_logprobs)
-        means.add("distillation/advantage", advantages)
-        means.add("entropy", entropy)
-        if inputs.engine_logprobs is not None:
-            gap = (old_logprobs - inputs.engine_logprobs).abs()
-            means.add("sampling/sampling_logp_difference/mean", gap, torch.isfinite(gap))
-        if mode == "eval":
-            # Evaluation logs means over all its tokens: summed here, reduced once in `log`.
-            means.add("loss", torch.maximum(-ratio * advantages, -ratio.clamp(*self._clip_range) * advantages))
-        else:
-            means.add("selection/selected_tokens", inputs.num_items.reshape(1))
-            if self.accelerator.sync_gradients:
-                self._flush(mode)
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if not self.model.training:
-            for name, value in self._means["eval"].flush(self.accelerator).items():
-                if name != "loss":
-                    self._metrics["eval"][name].append(value)
-                    continue
-                # Trainer weighs batches by prompts, of which a batch of responses holds fewer than it counts.
-                logs.update({key: value for key in logs if key.endswith("_loss")})
-        super().log(logs, start_time)
-
     def evaluate(self, *args, **kwargs):
         """See [`~transformers.Trainer.evaluate`]; what the trainer reports to is started, as it is by `train`."""
         start_reports(self)
         return super().evaluate(*args, **kwargs)
-
-    def training_step(self, model, inputs, num_items_in_batch):
-        started = time.perf_counter()
-        self._seconds["prepare"] = 0.0
-        output = super().training_step(model, inputs, num_items_in_batch)
-        if self.accelerator.sync_gradients and self.accelerator.device.type == "cuda":
-            # Once an optimizer step, so that the seconds below belong to the update and not to the next rollout.
-            torch.cuda.synchronize()
-        self._seconds["update"] += time.perf_counter() - started - self._seconds["prepare"]
-        if self.accelerator.sync_gradients:
-            self._metrics["train"]["seconds/update"].append(self._seconds["update"])
-            self._seconds["update"] = 0.0
-        return output

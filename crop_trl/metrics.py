@@ -1,0 +1,97 @@
+"""What a training step and an evaluation log, beside what GRPO logs.
+
+Values of single tokens are summed on each process and reduced over all of them once a step, so that a mean is one over
+tokens, wherever they were.
+"""
+
+import math
+import time
+
+import torch
+
+from .distributed import RunningMeans
+from .divergence import residual_mass
+from .update import MicroBatch
+
+
+class StepMetrics:
+    """Mixed in before [`~trl.GRPOTrainer`]: metrics of the selection, the update and the seconds they take."""
+
+    def _start_metrics(self) -> None:
+        self._means = {"train": RunningMeans(), "eval": RunningMeans()}
+        self._seconds = {"prepare": 0.0, "update": 0.0}
+        self._clip_range = (1 - self.epsilon_low, 1 + self.epsilon_high)
+
+    def _log_selection(self, mode: str, signals, selection, loss_mask: torch.Tensor, student_logprobs) -> None:
+        means = self._means[mode]
+        if mode == "train":
+            # Evaluation selects nothing; a share of 1 there would look as if the method did not work.
+            means.add("selection/retention_ratio", selection.mask.float(), loss_mask)
+            means.add("selection/tokens_per_response", selection.mask.sum(-1))
+            for name, value in selection.measures.items():
+                means.add(f"selection/{name}", value, loss_mask)
+        means.add("scoring/residual_mass", residual_mass(signals["teacher/original"]), loss_mask)
+        if student_logprobs is not None:
+            gap = student_logprobs - selection.teacher_logprobs
+            means.add("distillation/gap_dropped", gap, loss_mask & ~selection.mask)
+        if mode == "train":
+            self._flush(mode)
+        stats = getattr(self.scorers["teacher"], "stats", None)
+        if stats is not None:
+            for name, value in stats.metrics().items():
+                self._metrics[mode][f"scoring/{name}"].append(value)
+            stats.reset()
+
+    def _flush(self, mode: str) -> None:
+        for name, value in self._means[mode].flush(self.accelerator).items():
+            if not math.isnan(value):
+                self._metrics[mode][name].append(value)
+
+    def _log_update(self, inputs: MicroBatch, logprobs, old_logprobs, advantages, entropy) -> None:
+        mode = "train" if self.model.training else "eval"
+        means = self._means[mode]
+        ratio = torch.exp(logprobs - old_logprobs)
+        if mode == "train":
+            low = (ratio < 1 - self.epsilon_low) & (advantages < 0)
+            high = (ratio > 1 + self.epsilon_high) & (advantages > 0)
+            means.add("clip_ratio/low_mean", low.float())
+            means.add("clip_ratio/high_mean", high.float())
+            means.add("clip_ratio/region_mean", (low | high).float())
+        means.add("distillation/gap_kept", old_logprobs - inputs.teacher_logprobs)
+        means.add("distillation/advantage", advantages)
+        means.add("entropy", entropy)
+        if inputs.engine_logprobs is not None:
+            gap = (old_logprobs - inputs.engine_logprobs).abs()
+            means.add("sampling/sampling_logp_difference/mean", gap, torch.isfinite(gap))
+        if mode == "eval":
+            # Evaluation logs means over all its tokens: summed here, reduced once in `log`.
+            means.add("loss", torch.maximum(-ratio * advantages, -ratio.clamp(*self._clip_range) * advantages))
+        else:
+            means.add("selection/selected_tokens", inputs.num_items.reshape(1))
+            if self.accelerator.sync_gradients:
+                self._flush(mode)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """See [`~transformers.Trainer.log`]; an evaluation's means are those over all of its tokens."""
+        if not self.model.training:
+            for name, value in self._means["eval"].flush(self.accelerator).items():
+                if name != "loss":
+                    self._metrics["eval"][name].append(value)
+                    continue
+                # Trainer weighs batches by prompts, of which a batch of responses holds fewer than it counts.
+                logs.update({key: value for key in logs if key.endswith("_loss")})
+        super().log(logs, start_time)
+
+    def training_step(self, model, inputs, num_items_in_batch):
+        """See [`~transformers.Trainer.training_step`]; the seconds of the update are logged too."""
+        started = time.perf_counter()
+        self._seconds["prepare"] = 0.0
+        output = super().training_step(model, inputs, num_items_in_batch)
+        if self.accelerator.sync_gradients and self.accelerator.device.type == "cuda":
+            # Once an optimizer step, so that the seconds below belong to the update and not to the next rollout.
+            torch.cuda.synchronize()
+        self._seconds["update"] += time.perf_counter() - started - self._seconds["prepare"]
+        if self.accelerator.sync_gradients:
+            self._metrics["train"]["seconds/update"].append(self._seconds["update"])
+            self._seconds["update"] = 0.0
+        return output
