@@ -28,6 +28,8 @@ from crop_trl.reporting import start_reports
 from crop_trl.triplets import DEFAULT_PROMPT_TEMPLATE, load_triplets
 
 REWARDS = {"accuracy": accuracy_reward, "none": None}
+# What the model card and the trackers are told of the data.
+DESCRIBED = ("dataset_name", "eval_dataset_name", "prompt_template", "num_counterfactuals", "num_paraphrases")
 
 
 @dataclass
@@ -143,7 +145,7 @@ def make_trainer(script: ScriptArguments, args: TrainConfig, model: ModelConfig)
         train_dataset=train_dataset,
         eval_dataset=eval_dataset,
         peft_config=get_peft_config(model),
-        run_settings={"dataset_name": script.dataset_name},
+        run_settings={name: getattr(script, name) for name in DESCRIBED},
     )
 
 

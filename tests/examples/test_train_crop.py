@@ -35,6 +35,10 @@ def test_two_steps_end_with_numbers_and_a_picture(tmp_path, capsys):
     assert (tmp_path / "out" / "heatmap.png").stat().st_size > 20_000
     assert "<html" in (tmp_path / "out" / "heatmap.html").read_text()
     assert (tmp_path / "out" / "model.safetensors").exists()
+    card = (tmp_path / "out" / "README.md").read_text()
+    for told in ("Dataset name | examples/tiny_math/data/train.jsonl", "Eval dataset name | heldout.jsonl"):
+        assert told in card
+    assert "Prompt template | {problem} Give" in card and "Num counterfactuals | 1" in card
     printed = capsys.readouterr().out
     assert "Accuracy on 8 held-out problems, 4 sampled answers each" in printed
     assert "1024 of 1024 records kept" in printed
