@@ -7,6 +7,7 @@ import torch
 from transformers import BitsAndBytesConfig
 
 from ..masking import masked
+from .server_health import parse_address
 
 PLACEMENTS = ("resident", "offload", "sharded")
 QUANTIZATIONS = ("8bit", "4bit")
@@ -27,11 +28,9 @@ def check_teacher_settings(args) -> None:
                 f"{', or leave it out' if None in known else ''}."
             )
     if args.teacher_server_urls:
-        for url in args.teacher_server_urls:
-            if not isinstance(url, str) or not url.startswith(("http://", "https://")):
-                raise ValueError(
-                    f"`teacher_server_urls` must be addresses such as http://localhost:8000/v1, got {masked(url)!r}."
-                )
+        several = args.teacher_server_urls
+        for url in several if isinstance(several, (list, tuple)) else [several]:
+            parse_address(url)
         for name, unset in (
             ("teacher_placement", "resident"),
             ("teacher_quantization", None),

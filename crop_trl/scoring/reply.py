@@ -15,6 +15,10 @@ except ImportError:
     _loads = json.loads
 
 
+# Probability of the top K together, with the rounding of sixteen bits.
+_MOST_MASS = 1.05
+
+
 class UnreadableReply(RuntimeError):
     """Not the JSON that was asked for, such as one that was cut off; asking again may help."""
 
@@ -52,17 +56,19 @@ def read_topk(reply: dict, sent: Sequence[int], first: int, top_k: int) -> tuple
 
     Raises:
         `UnreadableReply`: fields are missing altogether.
-        `WrongReply`: the server scored other tokens, or returned fewer than K entries somewhere.
+        `WrongReply`: the server scored other tokens, returned fewer than K entries somewhere, or numbers that are no
+        log-probabilities.
     """
     try:
         choice = reply["choices"][0]
         returned, entries = choice.get("prompt_token_ids"), choice.get("prompt_logprobs")
+        returned, entries = (None if field is None else list(field) for field in (returned, entries))
     except (KeyError, IndexError, TypeError, AttributeError):
         raise UnreadableReply(f"JSON without a completion ({str(reply)[:100]})") from None
     if returned is None or entries is None:
         missing = "prompt_token_ids" if returned is None else "prompt_logprobs"
         raise WrongReply(f"it returns no {missing}; use a server of vLLM 0.22 or newer")
-    if list(returned) != list(sent):
+    if returned != list(sent):
         both = enumerate(zip(returned, sent, strict=False))
         position = next((i for i, (theirs, ours) in both if theirs != ours), min(len(returned), len(sent)))
         raise WrongReply(
@@ -73,7 +79,9 @@ def read_topk(reply: dict, sent: Sequence[int], first: int, top_k: int) -> tuple
         raise WrongReply(f"it returned log-probabilities for {len(entries)} of {len(sent)} tokens")
     try:
         return _to_arrays(entries[first:], np.asarray(sent[first:]), top_k)
-    except (KeyError, TypeError, AttributeError) as error:
+    except WrongReply:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise UnreadableReply(f"log-probabilities of another form ({error})") from None
 
 
@@ -111,4 +119,14 @@ def _to_arrays(entries: Sequence[dict], targets: np.ndarray, top_k: int):
     if not falling.all():
         t = int((~falling).argmax())
         raise WrongReply(f"its log-probabilities at response position {t} do not fall with their rank")
+    # Logits fall with their rank as well. A not-a-number in the sent token's is not less than anything.
+    mass = np.exp(np.minimum(kept, 1.0)).sum(-1)
+    sound = (mass <= _MOST_MASS) & (logprobs[sampled] <= kept[:, 0]) & (ids[keep] >= 0).all(-1)
+    if not sound.all():
+        t = int((~sound).argmax())
+        raise WrongReply(
+            f"what it returned at response position {t} is no distribution over tokens (probability of the top {top_k} "
+            f"together {mass[t]:.3g}, lowest id {ids[keep][t].min()}, log-probability of the token that was sent "
+            f"{logprobs[sampled][t]:.3g}); serve log-probabilities as vLLM does by default"
+        )
     return ids[keep], kept, logprobs[sampled]

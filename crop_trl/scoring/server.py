@@ -291,8 +291,7 @@ class ServerScorer:
                 self._outage.failed(server, error, started)
                 job.failing_since = started if job.failing_since is None else job.failing_since
                 job.failures += 1
-                # A server that is only busy is not asked again at once, whoever else got an answer from it.
-                stop.wait(getattr(error, "retry_after", None) or min(5.0, 0.1 * 2**job.failures))
+                stop.wait(min(5.0, 0.1 * 2**job.failures))
             else:
                 self._outage.succeeded(server)
                 return arrays

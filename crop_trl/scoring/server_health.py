@@ -10,11 +10,13 @@ from collections.abc import Callable, Sequence
 
 import urllib3
 
+from ..masking import masked
 from .reply import UnreadableReply, parse_json
 
 API_KEY = "TEACHER_API_KEY"
 _GLANCE = 5.0  # seconds within which a sound server accepts a connection, or says which model it serves
 _LONGEST_PAUSE = 5.0  # seconds between two questions to a server that is down
+_PIECE = 2**20  # bytes of an answer that are read at once
 _REMINDER = 60.0  # seconds between messages while training is paused
 
 
@@ -30,6 +32,25 @@ class Failure(RuntimeError):
         self.retry_after = retry_after
 
 
+def parse_address(url: str) -> urllib3.util.Url:
+    """
+    Take a base URL apart.
+
+    Raises:
+        `ValueError`: it is no address of a server.
+    """
+    shown = masked(url)
+    try:
+        parsed = urllib3.util.parse_url(url.strip())
+        if not url.startswith(("http://", "https://")) or not parsed.host:
+            raise ValueError
+        return parsed
+    except (AttributeError, ValueError, urllib3.exceptions.LocationParseError):
+        raise ValueError(
+            f"`teacher_server_urls` must be addresses such as http://localhost:8000/v1, got {shown!r}."
+        ) from None
+
+
 class Server:
     """
     One server.
@@ -42,10 +63,14 @@ class Server:
         model, root (`str`): Name under which it serves the model, and what the model really is.
         max_length (`int` or `None`): Tokens it takes.
         failing_since (`float` or `None`): Monotonic time; `None` while it is sound.
+        busy_until (`float`): Monotonic time before which it asked not to be asked again.
+
+    Raises:
+        `ValueError`: `url` is no address.
     """
 
     def __init__(self, url: str, http: urllib3.PoolManager):
-        parsed = urllib3.util.parse_url(url)
+        parsed = parse_address(url)
         self.base = parsed._replace(auth=None, query=None, fragment=None).url.rstrip("/").removesuffix("/v1")
         self.http = http
         self.headers = {"Content-Type": "application/json"}
@@ -57,6 +82,7 @@ class Server:
         self.root: str | None = None
         self.max_length: int | None = None
         self.failing_since: float | None = None
+        self.busy_until = 0.0
         self.reason = ""
         self.next_try = 0.0
         self.pause = 0.0
@@ -90,7 +116,8 @@ class Server:
                 "with that model, or correct the name."
             )
         self.model, self.root = match[0]["id"], match[0].get("root") or match[0]["id"]
-        self.max_length = match[0].get("max_model_len")
+        longest = match[0].get("max_model_len")
+        self.max_length = longest if isinstance(longest, int) else None
 
     def check_back(self) -> None:
         """Ask a server that failed whether it is there, and the same. Raises `Failure`, or `ValueError` if another."""
@@ -103,7 +130,11 @@ class Server:
 
     def _models(self) -> list[dict]:
         listed = parse_json(request(self, "GET", "/v1/models", None, _GLANCE)).get("data")
-        models = [m for m in listed if isinstance(m, dict) and m.get("id")] if isinstance(listed, list) else []
+        models = (
+            [m for m in listed if isinstance(m, dict) and m.get("id") and isinstance(m["id"], str)]
+            if isinstance(listed, list)
+            else []
+        )
         if not models:
             raise UnreadableReply("its list of models is empty")
         return models
@@ -124,7 +155,7 @@ def request(
         server ([`Server`]): To whom.
         method, path (`str`): What.
         body (`dict`, *optional*): Sent as JSON.
-        timeout (`float`): Seconds to wait for an answer.
+        timeout (`float`): Seconds to wait for the whole of an answer.
         explain (`Callable`, *optional*): Makes the message for a request that is refused, from status and text.
 
     Returns:
@@ -136,17 +167,18 @@ def request(
     """
     data = None if body is None else json.dumps(body).encode()
     patience = urllib3.Timeout(connect=min(_GLANCE, timeout), read=timeout)
+    options = {"timeout": patience, "retries": False, "preload_content": False}
+    deadline = time.monotonic() + timeout
     try:
-        answer = server.http.request(
-            method, server.base + path, body=data, headers=server.headers, timeout=patience, retries=False
-        )
+        answer = server.http.request(method, server.base + path, body=data, headers=server.headers, **options)
+        content = _read(answer, deadline)
     except urllib3.exceptions.ReadTimeoutError:
-        raise Failure(f"no answer within {timeout:g} s") from None
+        raise Failure(f"no whole answer within {timeout:g} s") from None
     except urllib3.exceptions.HTTPError as error:
         raise Failure(_shown(server, _reason(error))) from None
     if answer.status == 200:
-        return answer.data
-    text = _shown(server, _message(answer.data))
+        return content
+    text = _shown(server, _message(content))
     if answer.status in (401, 403):
         raise ValueError(
             f"Teacher server {server} refuses the key in ${API_KEY} (HTTP {answer.status}: {text}); export a valid one."
@@ -159,6 +191,21 @@ def request(
         f"Teacher server {server} answers {path} with HTTP {answer.status} ({text}); it must be a vLLM server with the "
         "OpenAI API, and the address must be its root."
     )
+
+
+def _read(answer: urllib3.BaseHTTPResponse, deadline: float) -> bytes:
+    """The body. A read timeout is for one piece of it, and pieces may come for ever; `deadline` is for all of them."""
+    pieces = []
+    try:
+        while piece := answer.read1(_PIECE):
+            pieces.append(piece)
+            if time.monotonic() > deadline:
+                raise urllib3.exceptions.ReadTimeoutError(None, None, "cut off")
+    except BaseException:
+        answer.close()  # what is left of this answer must not be taken for the next one
+        raise
+    answer.release_conn()
+    return b"".join(pieces)
 
 
 def _reason(error: BaseException) -> str:
@@ -237,7 +284,7 @@ class Outage:
             self._check_time([] if failing_since is None else [failing_since])
             with self._lock:
                 due = self._take_due()
-                sound = [server for server in self.servers if server.failing_since is None]
+                sound = [s for s in self.servers if s.failing_since is None and s.busy_until <= time.monotonic()]
             if due is not None and self._is_back(due):
                 # One request of the real kind decides; a server may list models and be unable to run them.
                 return due
@@ -288,8 +335,11 @@ class Outage:
             error (`Exception`): What came instead of an answer.
             started (`float`): Monotonic time at which the request was sent.
         """
+        retry_after = getattr(error, "retry_after", None) or 0.0
         with self._lock:
             server.reason = str(error)
+            # Kept apart from whether it fails: another request's success ends that, and not this.
+            server.busy_until = max(server.busy_until, time.monotonic() + retry_after)
             if server.failing_since is None:
                 server.failing_since, server.pause = started, 0.25
             elif server.next_try < float("inf"):
@@ -297,7 +347,7 @@ class Outage:
             else:
                 server.pause = min(_LONGEST_PAUSE, 2 * server.pause)
             pause = server.pause * random.uniform(0.5, 1.0)
-            server.next_try = time.monotonic() + (getattr(error, "retry_after", None) or pause)
+            server.next_try = time.monotonic() + max(retry_after, pause)
 
     def succeeded(self, server: Server) -> None:
         """A request was answered."""

@@ -7,6 +7,7 @@ of the ids before a position, so a test knows what has to come back.
 """
 
 import json
+import math
 import random
 import sys
 import time
@@ -22,7 +23,8 @@ def distribution(before: list[int]) -> list[float]:
     rng = random.Random(zlib.crc32(repr(before).encode()))
     logprobs = [-rng.randrange(1, 4000) / 400 for _ in range(VOCAB)]
     logprobs[3] = logprobs[4]
-    return logprobs
+    whole = math.log(sum(map(math.exp, logprobs)))
+    return [logprob - whole for logprob in logprobs]
 
 
 def entries(ids: list[int], k: int) -> list:
@@ -55,12 +57,23 @@ class Handler(BaseHTTPRequestHandler):
         if missing:
             self.close_connection = True
 
+    def drip(self, body) -> None:
+        """Never silent for long, and never done."""
+        self.send_response(200)
+        self.send_header("Content-Length", "100000")
+        self.end_headers()
+        for byte in json.dumps(body).encode() * 100:
+            self.wfile.write(bytes([byte]))
+            time.sleep(0.05)
+
     def refuse(self, status: int, message: str, **options) -> None:
         self.reply(status, {"error": {"message": message, "code": status}}, **options)
 
     def do_GET(self):
         state = self.server.state
-        self.reply(200, {"data": [{"id": state["model"], "root": state["root"], "max_model_len": 100}]})
+        self.reply(
+            200, state["listed"] or {"data": [{"id": state["model"], "root": state["root"], "max_model_len": 100}]}
+        )
 
     def do_POST(self):
         state = self.server.state
@@ -85,7 +98,7 @@ class Handler(BaseHTTPRequestHandler):
         if mode in ("500", "503"):
             return self.refuse(int(mode), "the engine stumbled")
         if mode == "429":
-            return self.refuse(429, "too many requests", headers=[("Retry-After", "0.2")])
+            return self.refuse(429, "too many requests", headers=[("Retry-After", str(state["retry_after"]))])
         if mode == "401":
             return self.refuse(401, f"no such key: {self.headers.get('Authorization')}")
         if mode == "vocabulary":
@@ -101,6 +114,14 @@ class Handler(BaseHTTPRequestHandler):
         choice = {"prompt_token_ids": sent, "prompt_logprobs": scored, "text": ""}
         if mode == "no ids":
             del choice["prompt_token_ids"]
+        if mode == "logits":
+            for entry in scored[1:]:
+                entry.update({token: {**value, "logprob": value["logprob"] + 9} for token, value in entry.items()})
+        choice.update(state["choice"] if mode == "choice" else {})
+        if mode == "entry":
+            scored[-1] = state["entry"]
+        if mode == "drip":
+            return self.drip({"choices": [choice]})
         self.reply(200, {"choices": [choice]}, missing=20 if mode == "cut" else 0)
 
     def log_message(self, *arguments):
@@ -118,6 +139,10 @@ if __name__ == "__main__":
         "delay": 0.0,
         "completions": 0,
         "words": None,
+        "retry_after": 0.2,
+        "choice": {},
+        "entry": None,
+        "listed": None,
     }
     print(server.server_port, flush=True)
     server.serve_forever()

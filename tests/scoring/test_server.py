@@ -112,6 +112,7 @@ def test_what_may_pass_is_asked_again(teachers, mode):
     {
         "few": "row 0: it returned 4 of the 5 most likely tokens (`score_top_k`) at response position 0",
         "ids": "row 0: it scored other tokens than were sent: at position 2 of prompt and response it has 49 for 3",
+        "logits": "row 0: what it returned at response position 0 is no distribution over tokens",
         "no ids": "row 0: it returns no prompt_token_ids; use a server of vLLM",
         "vocabulary": "does not know a token of row 0 (HTTP 400: Token id 49 is out of vocabulary)",
         "401": "refuses the key in $TEACHER_API_KEY (HTTP 401: no such key: Bearer [key])",
@@ -130,6 +131,76 @@ def test_what_will_not_pass_ends_the_run_at_once(teachers, mode, sentence, monke
     assert sentence in message and len(message.splitlines()) == 1
     assert teacher.url in message and "secret" not in message
     assert time.monotonic() - started < 2 and teacher.script() == 1
+
+
+def give_up(teacher, **state) -> str:
+    """What a run ends with that waits 0.6 seconds for a server."""
+    scorer = ServerScorer([teacher.url], top_k=K, timeout=0.6, report=lambda message: None)
+    teacher.script(count=10**6, **state)
+    started = time.monotonic()
+    with pytest.raises(TeacherServerError) as stopped:
+        scorer.score([[1, 2]], [[3]])
+    assert time.monotonic() - started < 4
+    return str(stopped.value)
+
+
+@pytest.mark.parametrize(
+    "state, reason",
+    [
+        ({"mode": "choice", "choice": {"prompt_token_ids": 7}}, "JSON without a completion"),
+        ({"mode": "choice", "choice": {"prompt_logprobs": 7}}, "JSON without a completion"),
+        ({"mode": "entry", "entry": {"hello": {"logprob": -1, "rank": 1}}}, "log-probabilities of another form"),
+        ({"mode": "entry", "entry": {str(10**12): {"logprob": -1, "rank": 1}}}, "log-probabilities of another form"),
+        ({"mode": "entry", "entry": {"3": {"logprob": "x", "rank": 1}}}, "log-probabilities of another form"),
+        ({"mode": "entry", "entry": [1, 2]}, "log-probabilities of another form"),
+        ({"mode": "drip"}, "no whole answer within 0.6 s"),
+        # Longer than the run waits at all.
+        ({"mode": "429", "retry_after": 60}, "HTTP 429: too many requests"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value["mode"],
+)
+def test_what_cannot_be_read_is_waited_for_no_longer_than_set(teachers, state, reason):
+    assert reason in give_up(teachers(), **state)
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        {"data": [{"id": 5}, {"id": ["a"]}, {"id": "toy", "max_model_len": "100"}]},
+        {"data": [{"id": "toy", "max_model_len": None}]},
+    ],
+)
+def test_a_list_of_models_of_another_form(teachers, listed):
+    teacher = teachers()
+    teacher.script(listed=listed)
+    scorer = ServerScorer([teacher.url], top_k=K)
+    scorer.check_length(10**6)
+    assert scorer.servers[0].model == "toy"
+    assert_right(scorer.score(PROMPTS, COMPLETIONS))
+
+
+@pytest.mark.parametrize("url", ["http://", "http://host:99999", "http://[::1:8000", "http://a:1,http://b:2", 8000])
+def test_an_address_that_is_none(url):
+    with pytest.raises(ValueError, match=r"must be addresses such as http://localhost:8000/v1, got .*[\d/]"):
+        ServerScorer([url])
+
+
+def test_an_address_in_brackets_with_a_slash():
+    with pytest.raises(ValueError, match=r"http://\[::1\]:1 does not answer \(Connection refused\)"):
+        ServerScorer(["http://[::1]:1/v1/"])
+
+
+def test_a_busy_server_leaves_its_work_to_the_other(teachers):
+    """Retry-After is for the server that sends it; the sequences are scored elsewhere meanwhile."""
+    busy, free, said = teachers(), teachers(), []
+    scorer = ServerScorer([busy.url, free.url], top_k=K, report=said.append)
+    busy.script(mode="429", retry_after=30, count=10**6)
+    prompts, completions = [[i, 1] for i in range(40)], [[2, i] for i in range(40)]
+    started = time.monotonic()
+    assert_right(scorer.score(prompts, completions), prompts, completions)
+    assert time.monotonic() - started < 10
+    # What was in flight when it said so, and none since.
+    assert busy.script() <= 16 and free.script() == 40
 
 
 def test_more_entries_than_the_server_allows(teachers):
@@ -230,7 +301,9 @@ def test_a_server_that_lists_models_and_runs_none(teachers, mode):
     scorer = ServerScorer([teacher.url], top_k=K, timeout=4, answer_timeout=1, report=said.append)
     teacher.script(mode=mode, count=1000)
     started = time.monotonic()
-    with pytest.raises(TeacherServerError, match="no answer within 1 s" if mode == "hang" else "HTTP 500: the engine"):
+    with pytest.raises(
+        TeacherServerError, match="no whole answer within 1 s" if mode == "hang" else "HTTP 500: the engine"
+    ):
         scorer.score(PROMPTS, COMPLETIONS)
     assert 3 < time.monotonic() - started < 10
     assert "Training is paused" in said[0]
