@@ -34,6 +34,11 @@ def _fsdp_version(args) -> int:
     return int((args.fsdp_config or {}).get("version", 1)) if args.fsdp else 0
 
 
+def launch_kind(args) -> str:
+    """How a run shares its work: `"deepspeed"`, `"fsdp"`, or `"plain"` for one process or data parallelism."""
+    return "deepspeed" if _zero_stage(args) > 0 else "fsdp" if _fsdp_version(args) > 0 else "plain"
+
+
 def check_launch(args) -> None:
     """
     Raise `ValueError` when the launcher asked for something other than what would run, or than what the teacher needs.
@@ -46,6 +51,18 @@ def check_launch(args) -> None:
         raise ValueError(
             f"The launcher started {launched} processes, but each would train as one of {joined}; on CPUs set "
             "`ddp_backend` to 'gloo' for DeepSpeed and `use_cpu` to true for anything else."
+        )
+    if args.n_gpu > 1:
+        raise ValueError(
+            f"One process sees {args.n_gpu} GPUs and would split each batch over them in threads, which is not "
+            "supported; start it with `accelerate launch --config_file accelerate_configs/ddp.yaml --num_processes "
+            f"{args.n_gpu}`, or set CUDA_VISIBLE_DEVICES to one of them."
+        )
+    together = args.vllm_tensor_parallel_size
+    if args.use_vllm and args.vllm_mode == "colocate" and joined % max(1, together):
+        raise ValueError(
+            f"`vllm_tensor_parallel_size` {together} does not divide the {joined} processes of this run, which share "
+            "an engine in groups of that size; change one of them."
         )
     fsdp, on_cpu = _fsdp_version(args), args.distributed_state.distributed_type.value == "MULTI_CPU"
     for setting, asked in (("DeepSpeed", _zero_stage(args) > 0), ("FSDP", fsdp > 0)):

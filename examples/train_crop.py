@@ -18,10 +18,10 @@ from pathlib import Path
 # A library that looks for its optional parts on the hub at every start would wait for it on a machine without one.
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
-from transformers.trainer_utils import get_last_checkpoint
 from trl import ModelConfig, TrlParser, get_peft_config
 
 from crop_trl import CROPConfig, CROPTrainer
+from crop_trl.checkpoints import checkpoint_to_resume
 from crop_trl.evaluation.grading import accuracy_reward
 from crop_trl.memory import warn_of_memory
 from crop_trl.reporting import start_reports
@@ -83,19 +83,6 @@ class TrainConfig(CROPConfig):
         return super().to_dict() if self.train else {**super().to_dict(), "method": "base"}
 
 
-def _check_resume(args: TrainConfig) -> None:
-    """Read `resume_from_checkpoint` as a folder, or as true for the last checkpoint of the output folder."""
-    given = args.resume_from_checkpoint
-    if given is None or str(given).lower() == "false":
-        args.resume_from_checkpoint = None
-    elif str(given).lower() == "true":
-        args.resume_from_checkpoint = get_last_checkpoint(args.output_dir) if Path(args.output_dir).is_dir() else None
-        if args.resume_from_checkpoint is None:
-            raise ValueError(f"`resume_from_checkpoint` finds no checkpoint in `output_dir` {args.output_dir!r}.")
-    elif not Path(given).is_dir():
-        raise ValueError(f"`resume_from_checkpoint` {given!r} is no folder; give a checkpoint's, or true for the last.")
-
-
 def make_trainer(script: ScriptArguments, args: TrainConfig, model: ModelConfig) -> CROPTrainer:
     """Read the data, then the models. Raises `ValueError` with one sentence for what a user got wrong."""
     for name, value in (
@@ -105,7 +92,7 @@ def make_trainer(script: ScriptArguments, args: TrainConfig, model: ModelConfig)
     ):
         if not value and not (name == "teacher_model_name_or_path" and args.teacher_server_urls):
             raise ValueError(f"`--{name}` is not set; give it on the command line or in the --config file.")
-    _check_resume(args)
+    args.resume_from_checkpoint = checkpoint_to_resume(args.resume_from_checkpoint, args)
     talk = args.process_index == 0
     if script.heatmap and args.train and importlib.util.find_spec("matplotlib") is None:
         raise ValueError("`heatmap` needs matplotlib; install crop-trl[viz], or set `--heatmap false`.")

@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 from tiny import flat_weights, make_trainer, metric
 from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
+
+from crop_trl.checkpoints import checkpoint_to_resume
 
 SAVING = {"save_strategy": "steps", "save_steps": 2, "save_total_limit": 1}
 
@@ -85,3 +88,63 @@ def test_the_best_checkpoint_is_known_by_its_final_name(tmp_path):
     assert best.is_dir() and best.parent == tmp_path
     saved = json.loads((Path(get_last_checkpoint(str(tmp_path))) / "trainer_state.json").read_text())
     assert saved["best_model_checkpoint"] in {os.fspath(path) for path in tmp_path.glob("checkpoint-*")}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A run of two steps with its checkpoint."""
+    folder = tmp_path_factory.mktemp("saved")
+    make_trainer(folder, max_steps=2, **SAVING).train()
+    return folder
+
+
+def cut(name: str):
+    return lambda folder: os.truncate(folder / name, (folder / name).stat().st_size - 100)
+
+
+def as_on_processes(count: int):
+    def change(folder):
+        (folder / "rng_state.pth").rename(folder / "rng_state_0.pth")
+        for other in range(1, count):
+            shutil.copy(folder / "rng_state_0.pth", folder / f"rng_state_{other}.pth")
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        (lambda folder: (folder / "optimizer.pt").unlink(), "holds no optimizer states of a plain launch; give"),
+        (lambda folder: (folder / "scheduler.pt").unlink(), "holds no learning-rate schedule"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "holds no weights"),
+        (lambda folder: (folder / "rng_state.pth").unlink(), "holds no random states"),
+        (lambda folder: (folder / "trainer_state.json").unlink(), "holds no trainer_state.json that can be read"),
+        (lambda folder: (folder / "trainer_state.json").write_text('{"glob'), "holds no trainer_state.json that can"),
+        (
+            lambda folder: (folder / "optimizer.pt").rename(folder / "global_step2"),
+            "holds no optimizer states of a plain launch",
+        ),
+        (cut("model.safetensors"), "is damaged, model.safetensors is cut off"),
+        (cut("optimizer.pt"), "is damaged, optimizer.pt is cut off"),
+        (as_on_processes(2), "holds the states of 2 processes, and this run has 1; launch as many"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_gone_on_from(saved, tmp_path, change, sentence):
+    shutil.copytree(saved / "checkpoint-2", tmp_path / "checkpoint-2")
+    args = make_trainer(tmp_path, max_steps=4, **SAVING).args
+    assert checkpoint_to_resume(True, args) == str(tmp_path / "checkpoint-2")
+    change(tmp_path / "checkpoint-2")
+    with pytest.raises(ValueError, match=f"`resume_from_checkpoint` .*checkpoint-2' {sentence}"):
+        checkpoint_to_resume("true", args)
+
+
+def test_a_finished_run_makes_no_step_more(saved):
+    """And a run's own folder is no checkpoint, though a model and its state may lie in it."""
+    trainer = make_trainer(saved, max_steps=2, **SAVING)
+    with pytest.raises(ValueError, match="is at step 2, and `max_steps` 2 leaves none to make; raise it"):
+        trainer.train(resume_from_checkpoint=True)
+    trainer.save_model()
+    trainer.save_state()
+    with pytest.raises(ValueError, match="holds no optimizer states of a plain launch; give the folder of a whole"):
+        trainer.train(resume_from_checkpoint=str(saved))
+    assert checkpoint_to_resume(None, trainer.args) is checkpoint_to_resume("False", trainer.args) is None

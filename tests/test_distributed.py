@@ -214,6 +214,7 @@ def test_a_killed_process_ends_the_others_and_the_run_goes_on_from_its_checkpoin
 
 def asked_for(**settings) -> SimpleNamespace:
     defaults = {"deepspeed_plugin": None, "fsdp": None, "fsdp_config": None, "teacher_placement": "resident"}
+    defaults |= {"n_gpu": 1, "use_vllm": False, "vllm_mode": "colocate", "vllm_tensor_parallel_size": 1}
     state = SimpleNamespace(distributed_type=SimpleNamespace(value=settings.pop("distributed_type", "MULTI_GPU")))
     return SimpleNamespace(**{**defaults, "world_size": 2, "distributed_state": state, **settings})
 
@@ -233,6 +234,16 @@ def asked_for(**settings) -> SimpleNamespace:
             "DeepSpeed was asked for, but with `use_cpu` plain",
         ),
         ({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "1"}, {}, "FSDP version 1 is not supported"),
+        (
+            {},
+            {"world_size": 1, "n_gpu": 4},
+            "One process sees 4 GPUs .* --num_processes 4`, or set CUDA_VISIBLE_DEVICES",
+        ),
+        (
+            {},
+            {"world_size": 3, "use_vllm": True, "vllm_tensor_parallel_size": 2},
+            "`vllm_tensor_parallel_size` 2 does not divide the 3 processes",
+        ),
         ({}, {"teacher_placement": "sharded"}, "'sharded' needs a launch with DeepSpeed ZeRO-3 or FSDP2"),
         (
             {},
