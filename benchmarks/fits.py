@@ -8,13 +8,14 @@ hardly ever write an end token: every response has the full length, the worst ca
 
 import argparse
 import json
+import sys
 import tempfile
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
 
 import torch
-import yaml
 from datasets import Dataset
+from run_settings import read_settings
 from shapes import draw_lengths, draw_rows, make_config, make_model, make_tokenizer, save_model
 from trainers import given_lengths
 from trl import ModelConfig, get_peft_config
@@ -62,9 +63,10 @@ def main() -> None:
     parser.add_argument("--cap-gib", type=float, help="PyTorch may not allocate more")
     parser.add_argument("--steps", type=int, default=2)
     args, overrides = parser.parse_known_args()
-    fields = yaml.safe_load(args.config.read_text())
-    for name, value in zip(overrides[::2], overrides[1::2], strict=True):
-        fields[name.removeprefix("--")] = yaml.safe_load(value)
+    try:
+        fields = read_settings(args.config, overrides)
+    except ValueError as error:
+        sys.exit(f"error: {error}")
     cuda = torch.cuda.is_available()
     if args.cap_gib:
         torch.cuda.set_per_process_memory_fraction(args.cap_gib * GIB / torch.cuda.mem_get_info()[1])

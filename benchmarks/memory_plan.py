@@ -12,7 +12,7 @@ import re
 import sys
 from pathlib import Path
 
-import yaml
+from run_settings import read_settings, read_yaml
 from shapes import SHAPES, make_config
 from transformers import AutoConfig
 
@@ -24,24 +24,34 @@ def shape_of(name: str) -> ModelShape:
     if name in SHAPES:
         return ModelShape.of(make_config(name))
     try:
-        return ModelShape.of(AutoConfig.from_pretrained(name))
-    except OSError:
+        config = AutoConfig.from_pretrained(name)
+    except (OSError, ValueError):
         size = re.search(r"Qwen3-(\d+(?:\.\d+)?B)", name)
         if size and size[1] in SHAPES:
             print(f"{name} cannot be read from here; taken as the Qwen3 shape {size[1]}.", file=sys.stderr)
             return ModelShape.of(make_config(size[1]))
-        sys.exit(f"error: {name!r} cannot be read; name a folder, or one of the sizes {', '.join(SHAPES)}.")
+        raise ValueError(f"{name!r} cannot be read; name a folder, or one of the sizes {', '.join(SHAPES)}.") from None
+    return ModelShape.of(config)
 
 
 def launch_of(path: Path | None) -> tuple[str, int]:
     """Strategy and number of processes of an accelerate configuration."""
     if path is None:
         return "single", 1
-    launch = yaml.safe_load(path.read_text())
+    launch = read_yaml(path)
     processes = int(launch.get("num_processes") or 1)
     if "deepspeed_config" in launch:
-        return f"zero{launch['deepspeed_config']['zero_stage']}", processes
+        stage = (launch["deepspeed_config"] or {}).get("zero_stage")
+        if stage not in (0, 1, 2, 3):
+            raise ValueError(
+                f"`zero_stage` in {str(path)!r} must be 0, 1, 2 or 3, got {stage!r}; write it into the file."
+            )
+        if stage:
+            return f"zero{stage}", processes
     if "fsdp_config" in launch:
+        version = (launch["fsdp_config"] or {}).get("fsdp_version", 1)
+        if version != 2:
+            raise ValueError(f"`fsdp_version` in {str(path)!r} must be 2, got {version!r}; a run refuses any other.")
         return "fsdp2", processes
     return ("single" if processes == 1 else "ddp"), processes
 
@@ -59,28 +69,37 @@ def main() -> None:
         "--mean-tokens", type=int, help="prompt and response on average; by default a third of the most"
     )
     args, overrides = parser.parse_known_args()
-    fields = yaml.safe_load(args.config.read_text()) if args.config else {}
-    for name, value in zip(overrides[::2], overrides[1::2], strict=True):
-        fields[name.removeprefix("--")] = yaml.safe_load(value)
+    try:
+        text, fits = plan(args, overrides)
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    print(text)
+    sys.exit(0 if fits else 1)
+
+
+def plan(args: argparse.Namespace, overrides: list[str]) -> tuple[str, bool]:
+    """What there is to say, and whether it fits. Raises `ValueError` for what cannot be planned."""
+    fields = read_settings(args.config, overrides)
     student = args.student or fields.get("model_name_or_path")
     teacher = args.teacher or fields.get("teacher_model_name_or_path")
     if student is None or (teacher is None and not fields.get("teacher_server_urls")):
-        sys.exit("error: student and teacher are not known; give `--student` and `--teacher`, or a --config with both.")
+        raise ValueError(
+            "student and teacher are not known; give `--student` and `--teacher`, or a --config with both."
+        )
     strategy, processes = launch_of(args.accelerate_config)
     shape = shape_of(student)
     settings = settings_from(
         fields,
         shape,
         strategy=strategy,
-        processes=args.processes or processes,
+        processes=processes if args.processes is None else args.processes,
         gpu_gib=args.gpu_gib,
         mean_tokens=args.mean_tokens,
     )
-    plan = plan_memory(shape, None if settings.teacher_placement == "server" else shape_of(teacher), settings)
-    print(f"{student}, taught by {teacher}: {strategy}, {settings.processes} x {args.gpu_gib:.0f} GiB.\n")
-    print(plan.table())
-    print("\nIt fits." if plan.fits else f"\nIt does not fit. {plan.warning}")
-    sys.exit(0 if plan.fits else 1)
+    planned = plan_memory(shape, None if settings.teacher_placement == "server" else shape_of(teacher), settings)
+    head = f"{student}, taught by {teacher}: {strategy}, {settings.processes} x {args.gpu_gib:.0f} GiB."
+    verdict = "It fits." if planned.fits else f"It does not fit. {planned.warning}"
+    return "\n\n".join([head, planned.table(), verdict]), planned.fits
 
 
 if __name__ == "__main__":

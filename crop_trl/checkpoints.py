@@ -74,7 +74,9 @@ def _trouble(folder: Path, args) -> str | None:
             return f"is damaged, {path.name} is cut off; {remedy}"
     saved, size = len(list(folder.glob("rng_state*.pth"))), args.world_size
     mine = "rng_state.pth" if size == 1 else f"rng_state_{args.process_index}.pth"
-    if not (folder / mine).exists() or (size > 1 and (folder / f"rng_state_{size}.pth").exists()):
+    # On machines that share no disk, each holds those of its own processes.
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    if saved not in (size, here) or not (folder / mine).exists():
         return (
             f"holds the states of {saved} process{'es' * (saved > 1)}, and this run has {size}; launch as many, or "
             "start a new run from its weights (`model_name_or_path`)"

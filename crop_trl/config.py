@@ -1,7 +1,6 @@
 """Configuration of [`~crop_trl.CROPTrainer`]: GRPO's, with the paper's recipe as defaults."""
 
 import json
-import math
 import warnings
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from accelerate.utils.environment import get_int_from_env
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from trl import GRPOConfig
 
+from .checks import check_number
 from .masking import is_secret, masked
 from .methods import SelectionSettings, get_method
 from .scoring.placement import check_teacher_settings
@@ -30,14 +30,6 @@ _FIXED = {
     "off_policy_mask_threshold": (None, "it would drop whole responses behind the budget's back"),
     "vllm_importance_sampling_correction": (False, "it would drop whole responses; the gap to the engine is logged"),
 }
-
-
-def _check_number(name: str, value, low: float, whole: bool = False):
-    """Return a setting, or raise `ValueError` unless it is a finite number of at least `low`."""
-    kind = int if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value) or value < low:
-        raise ValueError(f"`{name}` must be a {'whole ' if whole else ''}number of at least {low}, got {value!r}.")
-    return value
 
 
 def _json_object(name: str, text: str) -> dict:
@@ -251,24 +243,24 @@ class CROPConfig(GRPOConfig):
         if not isinstance(self.method, str):
             raise ValueError(f"`method` must be the name of a method, got {self.method!r}.")
         get_method(self.method)
-        _check_number("retention_ratio", self.retention_ratio, 0)
-        response_budget(0, self.retention_ratio, _check_number("min_tokens", self.min_tokens, 1, whole=True))
+        check_number("retention_ratio", self.retention_ratio, 0)
+        response_budget(0, self.retention_ratio, check_number("min_tokens", self.min_tokens, 1, whole=True))
         for name in (
             *("score_top_k", "score_tokens_per_batch", "credit_num_negatives", "num_generations", "num_iterations"),
             *("max_completion_length", "per_device_train_batch_size", "gradient_accumulation_steps"),
         ):
-            _check_number(name, getattr(self, name), 1, whole=True)
+            check_number(name, getattr(self, name), 1, whole=True)
         for name in ("max_prompt_length", "prompts_per_step", "steps_per_generation"):
             if getattr(self, name) is not None:
-                _check_number(name, getattr(self, name), 1, whole=True)
+                check_number(name, getattr(self, name), 1, whole=True)
         for name in ("selector_seed", "credit_seed", "selection_export_steps"):
-            _check_number(name, getattr(self, name), 0, whole=True)
+            check_number(name, getattr(self, name), 0, whole=True)
         for name in ("lambda_opd", "epsilon", "epsilon_high"):
-            _check_number(name, getattr(self, name), 0)
-        _check_number("iw_max_weight", self.iw_max_weight, 1)
+            check_number(name, getattr(self, name), 0)
+        check_number("iw_max_weight", self.iw_max_weight, 1)
         if self.credit_lambda is not None:
-            _check_number("credit_lambda", self.credit_lambda, 0)
-        _check_number("teacher_server_timeout", self.teacher_server_timeout, 1)
+            check_number("credit_lambda", self.credit_lambda, 0)
+        check_number("teacher_server_timeout", self.teacher_server_timeout, 1)
         check_teacher_settings(self)
 
     def _check_fixed_fields(self) -> None:

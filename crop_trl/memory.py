@@ -5,14 +5,20 @@ the update (gradients and activations). Each is the sum of its parts; the larges
 is needed: the shapes of the models and the settings are enough.
 """
 
+import json
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from transformers import AutoConfig
 
+from .checks import check_number
+from .methods import METHODS
+from .model_shape import ModelShape, adapter_parameters
+from .scoring.placement import check_teacher_settings
 from .scoring.topk import TILE_ELEMENTS
 
 GIB = 2**30
@@ -23,74 +29,6 @@ CONTEXT_GIB = 1.0
 SLEEPING_ENGINE_GIB = 1.5
 # Elements that DeepSpeed sends at once, by its defaults.
 _BUCKET = 5e8
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """
-    The numbers of a dense decoder that memory depends on.
-
-    Args:
-        hidden, intermediate, layers, vocab (`int`): Sizes of its configuration.
-        queries, keys (`int`): Heads times head dimension.
-        tied (`bool`): Whether the output head is the embedding.
-    """
-
-    hidden: int
-    intermediate: int
-    layers: int
-    vocab: int
-    queries: int
-    keys: int
-    tied: bool
-
-    @classmethod
-    def of(cls, config) -> "ModelShape":
-        """From a Transformers configuration. Raises `ValueError` when it lacks one of the numbers."""
-        text = config.get_text_config()
-        try:
-            heads = text.num_attention_heads
-            head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
-            return cls(
-                hidden=text.hidden_size,
-                intermediate=text.intermediate_size,
-                layers=text.num_hidden_layers,
-                vocab=text.vocab_size,
-                queries=heads * head_dim,
-                keys=(getattr(text, "num_key_value_heads", None) or heads) * head_dim,
-                tied=bool(getattr(config, "tie_word_embeddings", False)),
-            )
-        except AttributeError as error:
-            raise ValueError(
-                f"The memory of {type(config).__name__} cannot be planned: it has no {error.name}."
-            ) from None
-
-    @property
-    def layer_parameters(self) -> int:
-        """Weights of one decoder layer, without its norms."""
-        return self.hidden * (2 * self.queries + 2 * self.keys + 3 * self.intermediate)
-
-    @property
-    def parameters(self) -> int:
-        """All weights, without norms and biases."""
-        return self.layers * self.layer_parameters + self.vocab * self.hidden * (1 if self.tied else 2)
-
-    @property
-    def saved_bytes_per_token(self) -> int:
-        """
-        Bytes that one layer keeps of a token for its backward pass, in bf16 mixed precision without checkpointing.
-
-        Norms keep their input and output in fp32 and what they hand on in bf16, attention its rotated queries and keys,
-        values and output, the gated MLP four times its width.
-        """
-        norms = 20 * self.hidden
-        attention = 18 * self.queries + 18 * self.keys
-        return norms + attention + 8 * self.intermediate
-
-    @property
-    def working_bytes_per_token(self) -> int:
-        """Bytes of a token in flight inside one layer when nothing is kept: MLP and residual stream, in bf16."""
-        return 6 * self.intermediate + 8 * self.hidden
 
 
 @dataclass(frozen=True)
@@ -136,6 +74,14 @@ class MemorySettings:
     def __post_init__(self):
         if self.strategy not in STRATEGIES:
             raise ValueError(f"`strategy` {self.strategy!r} is not known: choose one of {', '.join(STRATEGIES)}.")
+        if self.teacher_placement == "sharded" and self.strategy not in ("zero3", "fsdp2"):
+            raise ValueError(
+                f"`teacher_placement` 'sharded' needs `zero3` or `fsdp2`, and the launch is {self.strategy!r}; choose "
+                "'resident' or 'offload'."
+            )
+        check_number("processes", self.processes, 1, whole=True)
+        for name in ("gpu_gib", "mean_tokens", "longest_tokens"):
+            check_number(name, getattr(self, name), 1)
 
     @property
     def bytes_of_weight(self) -> int:
@@ -270,24 +216,6 @@ def _scoring(shape: ModelShape, s: MemorySettings) -> float:
     return max(s.score_tokens * shape.working_bytes_per_token, head)
 
 
-def _adapter_parameters(shape: ModelShape, fields: Mapping[str, Any]) -> int:
-    if not fields.get("use_peft"):
-        return 0
-    rank = int(fields.get("lora_r") or 16)
-    wide = {
-        "q_proj": (shape.hidden, shape.queries),
-        "k_proj": (shape.hidden, shape.keys),
-        "v_proj": (shape.hidden, shape.keys),
-        "o_proj": (shape.queries, shape.hidden),
-        "gate_proj": (shape.hidden, shape.intermediate),
-        "up_proj": (shape.hidden, shape.intermediate),
-        "down_proj": (shape.intermediate, shape.hidden),
-    }
-    targets = fields.get("lora_target_modules") or ["q_proj", "v_proj"]
-    targets = wide if "all-linear" in targets else targets
-    return shape.layers * rank * sum(sum(wide[name]) for name in targets if name in wide)
-
-
 def settings_from(
     fields: Mapping[str, Any],
     student: ModelShape,
@@ -309,35 +237,57 @@ def settings_from(
 
     Returns:
         [`MemorySettings`]
+
+    Raises:
+        `ValueError`: a setting that a run would refuse, or an adapter whose size is not known.
     """
 
     def get(name, default):
         value = fields.get(name)
         return default if value is None else value
 
-    longest = get("max_prompt_length", 1024) + get("max_completion_length", 4096)
+    def count(name, default):
+        value = get(name, default)
+        return None if value is None else check_number(name, value, 1, whole=True)
+
+    check_number("processes", processes, 1, whole=True)
+    teacher = {"teacher_placement": "resident", "teacher_quantization": None}
+    teacher |= {"teacher_server_urls": None, "teacher_init_kwargs": None}
+    check_teacher_settings(SimpleNamespace(**{name: get(name, unset) for name, unset in teacher.items()}))
+    longest = count("max_prompt_length", 1024) + count("max_completion_length", 4096)
+    method = METHODS.get(get("method", "crop"))
+    dense = method is not None and method.score is None
     colocated = get("use_vllm", False) and get("vllm_mode", "colocate") == "colocate"
-    rows = get("per_device_train_batch_size", 8)
-    windows = get("steps_per_generation", get("gradient_accumulation_steps", 1))
-    in_a_step = get("prompts_per_step", 0) * get("num_generations", 4) or rows * windows * processes
-    generated = get("generation_batch_size", in_a_step) // processes
-    dtype = (get("model_init_kwargs", {}) or {}).get("dtype") or get("dtype", "float32")
+    rows = count("per_device_train_batch_size", 8)
+    windows = count("steps_per_generation", count("gradient_accumulation_steps", 1))
+    prompts = count("prompts_per_step", None)
+    in_a_step = rows * windows * processes if prompts is None else prompts * count("num_generations", 4)
+    generated = max(1, count("generation_batch_size", in_a_step) // processes)
+    own = get("model_init_kwargs", {})
+    dtype = (json.loads(own) if isinstance(own, str) else own).get("dtype") or get("dtype", "float32")
+    adapter = 0
+    if get("use_peft", False):
+        modules = get("lora_target_modules", None), get("lora_modules_to_save", None)
+        adapter = adapter_parameters(student, count("lora_r", 16), *modules)
+    share = check_number("vllm_gpu_memory_utilization", get("vllm_gpu_memory_utilization", 0.3), 0)
+    if share > 1:
+        raise ValueError(f"`vllm_gpu_memory_utilization` is a share of the GPU, at most 1, got {share}.")
     remote = bool(get("teacher_server_urls", None))
     return MemorySettings(
         strategy=strategy,
         processes=processes,
         rows=rows,
-        mean_tokens=mean_tokens or longest // 3,
+        mean_tokens=max(1, longest // 3) if mean_tokens is None else mean_tokens,
         longest_tokens=longest,
-        retention_ratio=get("retention_ratio", 0.2),
+        retention_ratio=1.0 if dense else check_number("retention_ratio", get("retention_ratio", 0.2), 0),
         checkpointing=get("gradient_checkpointing", True),
-        score_tokens=get("score_tokens_per_batch", 16_384),
+        score_tokens=count("score_tokens_per_batch", 16_384),
         teacher_placement="server" if remote else get("teacher_placement", "resident"),
         teacher_bits={None: 16, "8bit": 8, "4bit": 4}[get("teacher_quantization", None)],
-        lora_parameters=_adapter_parameters(student, fields),
+        lora_parameters=adapter,
         student_bytes=4 if str(dtype).endswith("float32") else 2,
         generated_rows=0 if get("use_vllm", False) else generated,
-        vllm_share=get("vllm_gpu_memory_utilization", 0.3) if colocated else 0.0,
+        vllm_share=share if colocated else 0.0,
         vllm_sleeps=get("vllm_enable_sleep_mode", False),
         gpu_gib=gpu_gib,
     )
@@ -411,17 +361,17 @@ def warn_of_memory(args, student: str, teacher: str | None, model_fields: Mappin
         student_shape = ModelShape.of(AutoConfig.from_pretrained(student, **trust))
         remote = teacher is None or bool(args.teacher_server_urls)
         teacher_shape = None if remote else ModelShape.of(AutoConfig.from_pretrained(teacher, **trust))
+        stage = args.deepspeed_plugin.zero_stage if args.deepspeed_plugin is not None else 0
+        is_fsdp = str(args.distributed_state.distributed_type).endswith("FSDP")
+        settings = settings_from(
+            {**vars(args), **(model_fields or {})},
+            student_shape,
+            strategy=f"zero{stage}" if stage else "fsdp2" if is_fsdp else "ddp" if args.world_size > 1 else "single",
+            processes=args.world_size,
+            gpu_gib=torch.cuda.mem_get_info(args.device)[1] / GIB,
+        )
     except (OSError, ValueError):
         return
-    stage = args.deepspeed_plugin.zero_stage if args.deepspeed_plugin is not None else 0
-    is_fsdp = str(args.distributed_state.distributed_type).endswith("FSDP")
-    settings = settings_from(
-        {**vars(args), **(model_fields or {})},
-        student_shape,
-        strategy=f"zero{stage}" if stage else "fsdp2" if is_fsdp else "ddp" if args.world_size > 1 else "single",
-        processes=args.world_size,
-        gpu_gib=torch.cuda.mem_get_info(args.device)[1] / GIB,
-    )
     warning = plan_memory(student_shape, teacher_shape, settings).warning
     if warning:
         warnings.warn(warning, stacklevel=2)

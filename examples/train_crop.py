@@ -92,6 +92,12 @@ def make_trainer(script: ScriptArguments, args: TrainConfig, model: ModelConfig)
     ):
         if not value and not (name == "teacher_model_name_or_path" and args.teacher_server_urls):
             raise ValueError(f"`--{name}` is not set; give it on the command line or in the --config file.")
+    for name in ("load_in_8bit", "load_in_4bit"):
+        if getattr(model, name):
+            raise ValueError(
+                f"`{name}` is for the student, whose quantised weights are not supported; set `dtype` to bfloat16 with "
+                "`use_peft`, or for the teacher `teacher_quantization`."
+            )
     args.resume_from_checkpoint = checkpoint_to_resume(args.resume_from_checkpoint, args)
     talk = args.process_index == 0
     if script.heatmap and args.train and importlib.util.find_spec("matplotlib") is None:

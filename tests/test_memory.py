@@ -5,10 +5,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import memory_plan
 import pytest
 import torch
 import yaml
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+from run_settings import read_settings
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    LlamaConfig,
+    MixtralConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from crop_trl.memory import STRATEGIES, MemorySettings, ModelShape, plan_memory, settings_from
 
@@ -105,11 +114,6 @@ def test_reads_an_adapter_and_a_server_from_the_settings():
     assert settings.teacher_placement == "server"
 
 
-def run_plan(*arguments):
-    command = [sys.executable, str(ROOT / "benchmarks" / "memory_plan.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
-
-
 def written_for_32_gb(path):
     """What the comments of a configuration say to change for eight GPUs of 32 GB."""
     found = re.findall(r"^(\w+): .*# .*?32 GB: (\S+)", path.read_text(), flags=re.MULTILINE)
@@ -134,12 +138,117 @@ def test_the_papers_settings_fit_eight_gpus(setting, models, strategy):
         assert plan.fits, (gpu_gib, plan.warning)
 
 
-def test_the_command_says_whether_it_fits():
-    done = run_plan("--student", "1.7B", "--teacher", "4B", "--gpu-gib", 16)
+def test_an_adapter_on_modules_outside_the_layers():
+    def lora(**fields):
+        return settings_from({"use_peft": True, "lora_r": 8, **fields}, SMALL).lora_parameters
+
+    # A command line gives a single module as a text.
+    assert lora(lora_target_modules="q_proj") == lora(lora_target_modules=["q_proj"]) == 28 * 8 * (1024 + 2048)
+    assert lora(lora_target_modules=["lm_head"]) == 8 * (1024 + 151_936)
+    whole = lora(lora_modules_to_save=["embed_tokens"])
+    assert whole == lora() + 1024 * 151_936
+    # Taken for none, they would make it a plan of full training.
+    with pytest.raises(ValueError, match="`lora_target_modules` 'c_attn' cannot be planned: choose all-linear, or"):
+        lora(lora_target_modules=["c_attn"])
+
+
+def test_a_dense_method_projects_every_token():
+    assert settings_from({"method": "opd", "retention_ratio": 0.2}, SMALL).retention_ratio == 1.0
+    assert settings_from({"method": "crop", "retention_ratio": 0.3}, SMALL).retention_ratio == 0.3
+
+
+def test_a_mixture_of_experts_is_not_taken_for_a_dense_model():
+    for config in (Qwen3MoeConfig(), MixtralConfig(), DeepseekV3Config()):
+        with pytest.raises(ValueError, match="cannot be planned: it is a mixture of experts .* for dense models"):
+            ModelShape.of(config)
+
+
+@pytest.mark.parametrize(
+    ("fields", "launch", "sentence"),
+    [
+        ({"teacher_quantization": "16bit"}, {}, "`teacher_quantization` '16bit' is not known: choose one of 8bit"),
+        ({"teacher_placement": "cpu"}, {}, "`teacher_placement` 'cpu' is not known"),
+        ({"teacher_placement": "sharded"}, {"strategy": "zero2"}, "'sharded' needs `zero3` or `fsdp2`, and the launch"),
+        ({"prompts_per_step": 0}, {}, "`prompts_per_step` must be a whole number of at least 1, got 0"),
+        ({"prompts_per_step": 4, "num_generations": 0}, {}, "`num_generations` must be a whole number of at least 1"),
+        ({"max_completion_length": "4096"}, {}, "`max_completion_length` must be a whole number .* got '4096'"),
+        ({"per_device_train_batch_size": 0}, {}, "`per_device_train_batch_size` must be a whole number of at least 1"),
+        ({"retention_ratio": "0.5"}, {}, "`retention_ratio` must be a number of at least 0, got '0.5'"),
+        ({"vllm_gpu_memory_utilization": 30}, {}, "`vllm_gpu_memory_utilization` is a share of the GPU, at most 1"),
+        ({}, {"processes": 0}, "`processes` must be a whole number of at least 1, got 0"),
+        ({}, {"gpu_gib": -80.0}, "`gpu_gib` must be a number of at least 1, got -80.0"),
+        ({}, {"gpu_gib": float("nan")}, "`gpu_gib` must be a number of at least 1, got nan"),
+        ({}, {"mean_tokens": 0}, "`mean_tokens` must be a number of at least 1, got 0"),
+    ],
+)
+def test_settings_that_no_run_takes(fields, launch, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        settings_from(fields, SMALL, **launch)
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "sentence"),
+    [
+        (["--retention_rato", "0.5"], None, "`retention_rato` is no setting of a run; did you mean `retention_ratio`?"),
+        (["stray"], None, "'stray' belongs to no option; give settings as `--name value`."),
+        ([], "use_vlm: true", "`use_vlm` is no setting of a run; did you mean `use_vllm`?"),
+        ([], "", "holds no settings; write lines such as `name: value`."),
+        ([], "- a", "holds no settings; write lines such as `name: value`."),
+        ([], "a: [1", "cannot be read (while parsing a flow sequence"),
+    ],
+)
+def test_settings_of_the_benchmarks_that_cannot_be_read(tmp_path, options, text, sentence):
+    path = tmp_path / "run.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        read_settings(path if text is not None else None, options)
+
+
+def test_settings_of_the_benchmarks_are_read_as_the_training_script_reads_them(tmp_path):
+    with pytest.raises(ValueError, match="none.yaml' cannot be read .No such file or directory."):
+        read_settings(tmp_path / "none.yaml", [])
+    (tmp_path / "run.yaml").write_text("retention_ratio: 0.5\ndataset_name: a.jsonl")
+    options = ["--retention_ratio=0.3", "--use_vllm", "--lora_target_modules", "q_proj", "v_proj", "--seed", "1"]
+    assert read_settings(tmp_path / "run.yaml", options) == {
+        **{"retention_ratio": 0.3, "dataset_name": "a.jsonl", "use_vllm": True, "seed": 1},
+        "lora_target_modules": ["q_proj", "v_proj"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("num_processes: 2", ("ddp", 2)),
+        ("num_processes: 2\ndeepspeed_config: {zero_stage: 0}", ("ddp", 2)),
+        ("num_processes: 2\ndeepspeed_config: {zero_stage: 3}", ("zero3", 2)),
+        ("deepspeed_config: {deepspeed_config_file: a.json}", "must be 0, 1, 2 or 3, got None; write it into the file"),
+        ("fsdp_config: {fsdp_version: 1}", "must be 2, got 1; a run refuses any other"),
+    ],
+)
+def test_reads_a_launch_file(tmp_path, text, expected):
+    (tmp_path / "launch.yaml").write_text(text)
+    if isinstance(expected, tuple):
+        assert memory_plan.launch_of(tmp_path / "launch.yaml") == expected
+    else:
+        with pytest.raises(ValueError, match=expected):
+            memory_plan.launch_of(tmp_path / "launch.yaml")
+
+
+def test_the_command_says_whether_it_fits(capsys, monkeypatch):
+    command = [sys.executable, str(ROOT / "benchmarks" / "memory_plan.py")]
+    small = [*command, "--student", "1.7B", "--teacher", "4B", "--gpu-gib", "16"]
+    done = subprocess.run(small, capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert done.returncode == 1 and "It does not fit. The update phase" in done.stdout, done.stderr
-    done = run_plan(
-        "--config", "examples/configs/colab.yaml", "--student", "0.6B", "--teacher", "1.7B", "--gpu-gib", 15
-    )
-    assert done.returncode == 0 and "It fits." in done.stdout, done.stderr
-    done = run_plan("--student", "9B", "--teacher", "4B")
-    assert done.returncode == 1 and "error: '9B' cannot be read" in done.stderr
+
+    def run(*arguments) -> int | str:
+        monkeypatch.setattr(sys, "argv", ["memory_plan.py", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            memory_plan.main()
+        return ended.value.code
+
+    colab = ("--config", str(ROOT / "examples" / "configs" / "colab.yaml"), "--student", "0.6B", "--teacher", "1.7B")
+    assert run(*colab, "--gpu-gib", "15") == 0 and "It fits." in capsys.readouterr().out
+    assert run("--student", "9B", "--teacher", "4B").startswith("error: '9B' cannot be read; name a folder, or one of")
+    assert run("--student", "1.7B").startswith("error: student and teacher are not known")
+    assert "`processes` must be a whole number" in run("--student", "4B", "--teacher", "4B", "--processes", "0")

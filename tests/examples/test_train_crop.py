@@ -125,6 +125,7 @@ MISTAKES = {
         ["--method", "credit", "--credit_num_negatives", "16"],
         "`credit_num_negatives` 16 needs as many other prompts in a batch of rollouts, which holds 16",
     ),
+    "quantised student": (["--load_in_4bit", "true"], "`load_in_4bit` is for the student, whose quantised weights are"),
     "no such checkpoint": (["--resume_from_checkpoint", "./none"], "`resume_from_checkpoint` './none' is no folder"),
     "nothing to resume": (["--resume_from_checkpoint", "true"], "`resume_from_checkpoint` finds no checkpoint in"),
     "server": (

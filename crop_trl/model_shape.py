@@ -1,0 +1,128 @@
+"""The numbers of a model that memory depends on, from its configuration alone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+def _counts_experts(name: str, value) -> bool:
+    return "experts" in name and isinstance(value, int) and value > 1
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """
+    The numbers of a dense decoder that memory depends on.
+
+    Args:
+        hidden, intermediate, layers, vocab (`int`): Sizes of its configuration.
+        queries, keys (`int`): Heads times head dimension.
+        tied (`bool`): Whether the output head is the embedding.
+    """
+
+    hidden: int
+    intermediate: int
+    layers: int
+    vocab: int
+    queries: int
+    keys: int
+    tied: bool
+
+    @classmethod
+    def of(cls, config) -> "ModelShape":
+        """From a Transformers configuration. Raises `ValueError` when it lacks one of the numbers, or has experts."""
+        text = config.get_text_config()
+        experts = [name for name, value in vars(text).items() if _counts_experts(name, value)]
+        if experts:
+            raise ValueError(
+                f"The memory of {type(config).__name__} cannot be planned: it is a mixture of experts (`{experts[0]}` "
+                f"{getattr(text, experts[0])}), and the arithmetic is for dense models."
+            )
+        try:
+            heads = text.num_attention_heads
+            head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+            return cls(
+                hidden=text.hidden_size,
+                intermediate=text.intermediate_size,
+                layers=text.num_hidden_layers,
+                vocab=text.vocab_size,
+                queries=heads * head_dim,
+                keys=(getattr(text, "num_key_value_heads", None) or heads) * head_dim,
+                tied=bool(getattr(config, "tie_word_embeddings", False)),
+            )
+        except AttributeError as error:
+            raise ValueError(
+                f"The memory of {type(config).__name__} cannot be planned: it has no {error.name}."
+            ) from None
+
+    @property
+    def layer_parameters(self) -> int:
+        """Weights of one decoder layer, without its norms."""
+        return self.hidden * (2 * self.queries + 2 * self.keys + 3 * self.intermediate)
+
+    @property
+    def parameters(self) -> int:
+        """All weights, without norms and biases."""
+        return self.layers * self.layer_parameters + self.vocab * self.hidden * (1 if self.tied else 2)
+
+    @property
+    def saved_bytes_per_token(self) -> int:
+        """
+        Bytes that one layer keeps of a token for its backward pass, in bf16 mixed precision without checkpointing.
+
+        Norms keep their input and output in fp32 and what they hand on in bf16, attention its rotated queries and keys,
+        values and output, the gated MLP four times its width.
+        """
+        norms = 20 * self.hidden
+        attention = 18 * self.queries + 18 * self.keys
+        return norms + attention + 8 * self.intermediate
+
+    @property
+    def working_bytes_per_token(self) -> int:
+        """Bytes of a token in flight inside one layer when nothing is kept: MLP and residual stream, in bf16."""
+        return 6 * self.intermediate + 8 * self.hidden
+
+
+def adapter_parameters(
+    shape: ModelShape, rank: int, targets: str | Sequence[str] | None = None, whole: Sequence[str] | None = None
+) -> int:
+    """
+    Trained weights of a LoRA adapter.
+
+    Args:
+        shape ([`ModelShape`]): Of the model.
+        rank (`int`): `lora_r`.
+        targets (`str` or sequence of `str`, *optional*): `lora_target_modules`; by default queries and values.
+        whole (sequence of `str`, *optional*): `lora_modules_to_save`, of which a copy is trained.
+
+    Returns:
+        `int`
+
+    Raises:
+        `ValueError`: a module whose size is not known here.
+    """
+    in_a_layer = {
+        "q_proj": (shape.hidden, shape.queries),
+        "k_proj": (shape.hidden, shape.keys),
+        "v_proj": (shape.hidden, shape.keys),
+        "o_proj": (shape.queries, shape.hidden),
+        "gate_proj": (shape.hidden, shape.intermediate),
+        "up_proj": (shape.hidden, shape.intermediate),
+        "down_proj": (shape.intermediate, shape.hidden),
+    }
+    outside = {name: (shape.hidden, shape.vocab) for name in ("embed_tokens", "lm_head")}
+    targets = [targets] if isinstance(targets, str) else list(targets or ("q_proj", "v_proj"))
+    targets = list(in_a_layer) if targets == ["all-linear"] else targets
+    whole = [whole] if isinstance(whole, str) else list(whole or ())
+    for setting, names, known in (
+        ("lora_target_modules", targets, {**in_a_layer, **outside}),
+        ("lora_modules_to_save", whole, outside),
+    ):
+        for name in names:
+            if name not in known:
+                raise ValueError(
+                    f"The memory of `{setting}` {name!r} cannot be planned: choose all-linear, or among "
+                    f"{', '.join(known)}."
+                )
+    layers = shape.layers * rank * sum(sum(in_a_layer[name]) for name in targets if name in in_a_layer)
+    others = rank * sum(sum(outside[name]) for name in targets if name in outside)
+    return layers + others + len(whole) * shape.hidden * shape.vocab
