@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from datasets import Dataset
 from run_settings import read_settings
-from shapes import draw_lengths, draw_rows, make_config, make_model, make_tokenizer, save_model
+from shapes import SHAPES, draw_lengths, draw_rows, make_config, make_model, make_tokenizer, save_model
 from trainers import given_lengths
 from trl import ModelConfig, get_peft_config
 
@@ -58,8 +58,8 @@ def main() -> None:
     """Parse, run, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--student", default="0.6B")
-    parser.add_argument("--teacher", default="1.7B")
+    parser.add_argument("--student", default="0.6B", choices=SHAPES)
+    parser.add_argument("--teacher", default="1.7B", choices=SHAPES)
     parser.add_argument("--cap-gib", type=float, help="PyTorch may not allocate more")
     parser.add_argument("--steps", type=int, default=2)
     args, overrides = parser.parse_known_args()
@@ -68,7 +68,10 @@ def main() -> None:
     except ValueError as error:
         sys.exit(f"error: {error}")
     cuda = torch.cuda.is_available()
-    if args.cap_gib:
+    if args.cap_gib is not None:
+        total = torch.cuda.mem_get_info()[1] / GIB if cuda else 0.0
+        if not 0 < args.cap_gib <= total:
+            parser.error(f"--cap-gib {args.cap_gib:g} is no part of this machine's {total:.0f} GiB of GPU memory")
         torch.cuda.set_per_process_memory_fraction(args.cap_gib * GIB / torch.cuda.mem_get_info()[1])
 
     folder, tokenizer = tempfile.mkdtemp(), make_tokenizer()

@@ -27,7 +27,7 @@ from accelerate.utils import gather_object
 from baseline import card_name
 from datasets import Dataset
 from safetensors.torch import load_file, save_file
-from shapes import draw_lengths, draw_responses, draw_rows, make_config, make_model, make_tokenizer, save_model
+from shapes import SHAPES, draw_lengths, draw_responses, draw_rows, make_config, make_model, make_tokenizer, save_model
 from trainers import GivenResponses, given_lengths
 
 from crop_trl import CROPConfig, CROPTrainer
@@ -218,6 +218,25 @@ def compare(folder: Path, first: str, second: str) -> str:
     )
 
 
+def trouble(args) -> str | None:
+    """What is wrong with the options, before models are written and processes started."""
+    for name in args.launch or ():
+        if not (ROOT / "accelerate_configs" / f"{name}.yaml").exists():
+            known = ", ".join(sorted(path.stem for path in (ROOT / "accelerate_configs").glob("*.yaml")))
+            return f"--launch {name!r} is not known: choose among {known}"
+    for name in ("processes", "prompts", "steps", "rows", "longest", "mean", "tokens_per_batch"):
+        if getattr(args, name) < 1:
+            return f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}"
+    if args.launch and args.prompts * 4 % (args.processes * args.rows):
+        share = f"--processes {args.processes} x --rows {args.rows}"
+        return f"--prompts {args.prompts} x 4 responses do not divide into {share}"
+    for name in args.compare or ():
+        if not all((args.output / f"{name}.{ending}").exists() for ending in ("json", "safetensors")):
+            there = ", ".join(sorted(path.stem for path in args.output.glob("*.safetensors"))) or "none"
+            return f"--compare {name!r} has no result in {args.output}; there are: {there}"
+    return None
+
+
 def main() -> None:
     """Parse, then launch, compare, or work."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -226,8 +245,8 @@ def main() -> None:
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--prepare", action="store_true", help="write the models and do nothing else")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--student", default="1.7B")
-    parser.add_argument("--teacher", default="4B")
+    parser.add_argument("--student", default="1.7B", choices=SHAPES)
+    parser.add_argument("--teacher", default="4B", choices=SHAPES)
     parser.add_argument("--method", default="crop")
     parser.add_argument("--prompts", type=int, default=16, help="of a step, with four responses each")
     parser.add_argument("--steps", type=int, default=10)
@@ -243,6 +262,8 @@ def main() -> None:
     parser.add_argument("--models", type=Path, default=ROOT / "runs" / "models")
     parser.add_argument("--output", type=Path, default=ROOT / "runs" / "multi_gpu")
     args = parser.parse_args()
+    if wrong := trouble(args):
+        parser.error(wrong)
     args.output.mkdir(parents=True, exist_ok=True)
     if args.worker:
         work(args)

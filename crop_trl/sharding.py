@@ -64,6 +64,11 @@ def check_launch(args) -> None:
             f"`vllm_tensor_parallel_size` {together} does not divide the {joined} processes of this run, which share "
             "an engine in groups of that size; change one of them."
         )
+    if args.teacher_server_urls and joined > 1 and args.teacher_server_timeout >= args.ddp_timeout:
+        raise ValueError(
+            f"`teacher_server_timeout` {args.teacher_server_timeout:g} is not less than `ddp_timeout` "
+            f"{args.ddp_timeout:g}, after which processes give up on one that waits for a server; raise `ddp_timeout`."
+        )
     fsdp, on_cpu = _fsdp_version(args), args.distributed_state.distributed_type.value == "MULTI_CPU"
     for setting, asked in (("DeepSpeed", _zero_stage(args) > 0), ("FSDP", fsdp > 0)):
         if asked and on_cpu:

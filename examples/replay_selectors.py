@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from train_crop import ScriptArguments, TrainConfig, make_trainer
+from train_crop import ScriptArguments, TrainConfig, make_trainer, read_arguments
 from transformers import AutoTokenizer
-from trl import ModelConfig, TrlParser
+from trl import ModelConfig
 
 from crop_trl.bank import RolloutBank, caught_share, collect_bank, kept_overlap
 from crop_trl.methods import get_method
@@ -106,9 +106,8 @@ def report(bank: RolloutBank, settings, threshold: float, tokenizer=None) -> str
 
 def main() -> None:
     """Parse, sample or read, report."""
-    parser = TrlParser((ReplayArguments, ScriptArguments, TrainConfig, ModelConfig))
     try:
-        replay, script, args, model = parser.parse_args_and_config()
+        replay, script, args, model = read_arguments((ReplayArguments, ScriptArguments, TrainConfig, ModelConfig))
         path = Path(replay.bank)
         if path.exists():
             print(f"Reading {path}.")

@@ -18,6 +18,7 @@ from pathlib import Path
 # A library that looks for its optional parts on the hub at every start would wait for it on a machine without one.
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
+import yaml
 from trl import ModelConfig, TrlParser, get_peft_config
 
 from crop_trl import CROPConfig, CROPTrainer
@@ -83,6 +84,14 @@ class TrainConfig(CROPConfig):
         return super().to_dict() if self.train else {**super().to_dict(), "method": "base"}
 
 
+def read_arguments(kinds: tuple[type, ...], argv: list[str] | None = None) -> tuple:
+    """Instances of dataclasses from the command line and its `--config` file. Raises `ValueError` for what is wrong."""
+    try:
+        return TrlParser(kinds).parse_args_and_config(argv)
+    except yaml.YAMLError as error:
+        raise ValueError(f"The --config file is no YAML ({' '.join(str(error).split())}); mend it.") from None
+
+
 def make_trainer(script: ScriptArguments, args: TrainConfig, model: ModelConfig) -> CROPTrainer:
     """Read the data, then the models. Raises `ValueError` with one sentence for what a user got wrong."""
     for name, value in (
@@ -92,6 +101,10 @@ def make_trainer(script: ScriptArguments, args: TrainConfig, model: ModelConfig)
     ):
         if not value and not (name == "teacher_model_name_or_path" and args.teacher_server_urls):
             raise ValueError(f"`--{name}` is not set; give it on the command line or in the --config file.")
+    targets = model.lora_target_modules
+    if isinstance(targets, str) and targets.isidentifier():
+        # TRL makes a text of a single name, which Peft then takes for a pattern of whole paths.
+        model.lora_target_modules = [targets]
     for name in ("load_in_8bit", "load_in_4bit"):
         if getattr(model, name):
             raise ValueError(
@@ -172,7 +185,7 @@ def main(argv: list[str] | None = None) -> None:
     # Deprecations inside the libraries, which nobody who runs this script can act on.
     warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*deprecated", category=FutureWarning)
     try:
-        script, args, model = TrlParser((ScriptArguments, TrainConfig, ModelConfig)).parse_args_and_config(argv)
+        script, args, model = read_arguments((ScriptArguments, TrainConfig, ModelConfig), argv)
         trainer = make_trainer(script, args, model)
         start_reports(trainer)
     except (ValueError, FileNotFoundError) as error:

@@ -215,6 +215,7 @@ def test_a_killed_process_ends_the_others_and_the_run_goes_on_from_its_checkpoin
 def asked_for(**settings) -> SimpleNamespace:
     defaults = {"deepspeed_plugin": None, "fsdp": None, "fsdp_config": None, "teacher_placement": "resident"}
     defaults |= {"n_gpu": 1, "use_vllm": False, "vllm_mode": "colocate", "vllm_tensor_parallel_size": 1}
+    defaults |= {"teacher_server_urls": None, "teacher_server_timeout": 600.0, "ddp_timeout": 1800}
     state = SimpleNamespace(distributed_type=SimpleNamespace(value=settings.pop("distributed_type", "MULTI_GPU")))
     return SimpleNamespace(**{**defaults, "world_size": 2, "distributed_state": state, **settings})
 
@@ -243,6 +244,11 @@ def asked_for(**settings) -> SimpleNamespace:
             {},
             {"world_size": 3, "use_vllm": True, "vllm_tensor_parallel_size": 2},
             "`vllm_tensor_parallel_size` 2 does not divide the 3 processes",
+        ),
+        (
+            {},
+            {"teacher_server_urls": ["http://a"], "teacher_server_timeout": 3600.0},
+            "`teacher_server_timeout` 3600 is not less than `ddp_timeout` 1800",
         ),
         ({}, {"teacher_placement": "sharded"}, "'sharded' needs a launch with DeepSpeed ZeRO-3 or FSDP2"),
         (

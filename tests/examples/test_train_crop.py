@@ -67,7 +67,13 @@ def test_an_output_folder_that_cannot_be_written(tmp_path):
 
 def test_several_counterfactuals_and_lora(tmp_path):
     extra = ["--num_counterfactuals", "2", "--method", "crop-max", "--use_peft", "true", "--lora_r", "4"]
-    assert run(tmp_path, *extra, "--lora_target_modules", "q_proj", "v_proj")["steps"] == 2
+    assert run(tmp_path, *extra, "--lora_target_modules", "q_proj")["steps"] == 2
+
+
+def test_a_file_of_settings_that_is_no_yaml(tmp_path):
+    (tmp_path / "broken.yaml").write_text("retention_ratio: [0.2\n")
+    with pytest.raises(SystemExit, match=r"error: The --config file is no YAML \(while parsing a flow sequence"):
+        train_crop.main(["--config", str(tmp_path / "broken.yaml")])
 
 
 def write(tmp_path, name: str, *records) -> str:
