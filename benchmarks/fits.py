@@ -88,7 +88,8 @@ def main() -> None:
         save_model(make_model(shape, device, dtype, seed), tokenizer, f"{folder}/{role}")
     settings.model_init_kwargs = {"dtype": fields.get("dtype") or "float32", **(settings.model_init_kwargs or {})}
     prompts = settings.generation_batch_size // settings.num_generations
-    data = Dataset.from_list(draw_rows(prompts * (args.steps + 1)))
+    longest = min(320, settings.max_prompt_length or 320)
+    data = Dataset.from_list(draw_rows(prompts * (args.steps + 1), longest=longest))
     trainer = CROPTrainer(
         f"{folder}/student",
         f"{folder}/teacher",

@@ -115,8 +115,8 @@ def draw_responses(lengths: list[int], vocab_size: int, seed: int = 2) -> list[l
     return [rng.integers(3, vocab_size, size=length).tolist() for length in lengths]
 
 
-def draw_rows(count: int, seed: int = 1) -> list[dict]:
-    """Dataset rows with the three prompts of a triplet, of about the same length."""
-    kinds = [draw_prompts(count, seed + 10 * kind) for kind in range(3)]
+def draw_rows(count: int, seed: int = 1, longest: int = 320) -> list[dict]:
+    """Dataset rows with the three prompts of a triplet, of about the same length, and at most `longest` tokens."""
+    kinds = [draw_prompts(count, seed + 10 * kind, min(80, longest), longest) for kind in range(3)]
     columns = ("prompt", "paraphrase_prompt", "counterfactual_prompt")
     return [dict(zip(columns, row, strict=True)) for row in zip(*kinds, strict=True)]

@@ -13,7 +13,7 @@ from trl import GRPOConfig
 from .checks import check_number
 from .masking import is_secret, masked
 from .methods import SelectionSettings, get_method
-from .scoring.placement import check_teacher_settings
+from .scoring.placement import check_init_kwargs, check_teacher_settings
 from .selection import response_budget
 from .sharding import check_launch
 
@@ -262,6 +262,9 @@ class CROPConfig(GRPOConfig):
             check_number("credit_lambda", self.credit_lambda, 0)
         check_number("teacher_server_timeout", self.teacher_server_timeout, 1)
         check_teacher_settings(self)
+        for name in ("teacher_init_kwargs", "model_init_kwargs"):
+            if isinstance(getattr(self, name), dict):
+                check_init_kwargs(name, getattr(self, name))
 
     def _check_fixed_fields(self) -> None:
         for name, (value, why) in _FIXED.items():

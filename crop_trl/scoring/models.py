@@ -10,6 +10,7 @@ from trl.distributed import DistributedBackend
 
 from ..compilation import compile_layers
 from ..distributed import largest_of
+from ..masking import masked
 from ..rotary import restore_rotary_frequencies
 from ..sharding import load_whole, shard_teacher
 from . import Scorer
@@ -119,7 +120,13 @@ def make_teacher(
             init_kwargs.setdefault("device_map", {"": accelerator.device})
         # ZeRO-3 splits the weights as they are read, so that no process ever holds them all.
         with nullcontext() if sharded and DistributedBackend(accelerator).is_zero3 else load_whole():
-            teacher = AutoModelForCausalLM.from_pretrained(teacher, **init_kwargs)
+            try:
+                teacher = AutoModelForCausalLM.from_pretrained(teacher, **init_kwargs)
+            except TypeError as error:
+                raise ValueError(
+                    f"The teacher cannot be loaded with `teacher_init_kwargs` {masked(args.teacher_init_kwargs)} "
+                    f"({error}); take out what `from_pretrained` does not know."
+                ) from error
     if not isinstance(teacher, PreTrainedModel):
         return teacher
     entries, sampled = (model.config.get_text_config().vocab_size for model in (teacher, student))

@@ -55,18 +55,45 @@ def check_teacher_settings(args) -> None:
         )
 
 
-def quantization_config(quantization: str, compute_dtype: str) -> BitsAndBytesConfig:
+def check_init_kwargs(name: str, given) -> None:
+    """
+    Raise `ValueError` for a type of weights that is none, or under a name that would not be read.
+
+    Args:
+        name (`str`): Of the setting.
+        given (mapping, *optional*): Keyword arguments of `from_pretrained`.
+    """
+    given = given or {}
+    if "torch_dtype" in given:
+        raise ValueError(
+            f"`torch_dtype` in `{name}` would not be read beside `dtype`, which always is set; call it `dtype`."
+        )
+    value = given.get("dtype", "auto")
+    # A dictionary names a type for each part of a model.
+    if value is not None and value != "auto" and not isinstance(value, dict) and _dtype(value) is None:
+        raise ValueError(
+            f"`dtype` {value!r} in `{name}` is no type of weights; take one such as 'bfloat16', or 'auto'."
+        )
+
+
+def _dtype(value) -> torch.dtype | None:
+    found = getattr(torch, str(value).removeprefix("torch."), None)
+    return found if isinstance(found, torch.dtype) else None
+
+
+def quantization_config(quantization: str, compute_dtype: str | torch.dtype) -> BitsAndBytesConfig:
     """
     How bitsandbytes stores a teacher: LLM.int8 for `"8bit"`, NF4 for `"4bit"`; the output head stays as it is.
 
     Args:
         quantization (`str`): One of [`QUANTIZATIONS`].
-        compute_dtype (`str`): Type of the arithmetic with 4-bit weights, such as `"bfloat16"`.
+        compute_dtype (`str` or `torch.dtype`): Type of the arithmetic with 4-bit weights, such as `"bfloat16"`; where
+            it names none, as `"auto"`, it is `"bfloat16"`.
     """
     if quantization == "8bit":
         return BitsAndBytesConfig(load_in_8bit=True)
     return BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=getattr(torch, str(compute_dtype))
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=_dtype(compute_dtype) or torch.bfloat16
     )
 
 

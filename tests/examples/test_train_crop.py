@@ -127,6 +127,14 @@ MISTAKES = {
     ),
     "negative weight": (["--iw_max_weight", "-3"], "`iw_max_weight` must be a number of at least 1, got -3.0"),
     "teacher settings": (["--teacher_init_kwargs", "[1]"], "`teacher_init_kwargs` must be a JSON object"),
+    "teacher's type": (
+        ["--teacher_init_kwargs", '{"dtype": "float17"}'],
+        "`dtype` 'float17' in `teacher_init_kwargs` is no type of weights; take one such as 'bfloat16', or 'auto'",
+    ),
+    "type under its old name": (
+        ["--teacher_init_kwargs", '{"torch_dtype": "bfloat16"}'],
+        "`torch_dtype` in `teacher_init_kwargs` would not be read beside `dtype`",
+    ),
     "no unrelated prompt": (
         ["--method", "credit", "--credit_num_negatives", "16"],
         "`credit_num_negatives` 16 needs as many other prompts in a batch of rollouts, which holds 16",
@@ -151,6 +159,11 @@ def test_a_mistake_gets_one_sentence(tmp_path, mistake):
     assert sentence in message, message
     assert len(message.splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_an_argument_that_loading_a_teacher_does_not_know(tmp_path):
+    with pytest.raises(SystemExit, match="error: The teacher cannot be loaded with .* {'nonsense': 1} .*; take out"):
+        train_crop.main([*TINY, "--output_dir", str(tmp_path), "--teacher_init_kwargs", '{"nonsense": 1}'])
 
 
 def test_mistakes_in_files_get_one_sentence(tmp_path):

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from crop_trl import CROPConfig
 from crop_trl.scoring.local import LocalScorer
-from crop_trl.scoring.placement import OffloadedWeights
+from crop_trl.scoring.placement import OffloadedWeights, quantization_config
 
 EMBEDDED = "examples/tiny_math/models"
 PROMPTS, COMPLETIONS = [[5, 6, 7], [8, 9]], [[10, 11, 12, 13], [14, 15]]
@@ -115,3 +115,11 @@ def test_a_contradiction_gets_one_sentence(tmp_path, mistake):
 def test_a_model_beside_a_server(tmp_path):
     with pytest.raises(ValueError, match="`teacher` is a Qwen3ForCausalLM, but `teacher_server_urls` puts the teacher"):
         make_trainer(tmp_path, teacher_server_urls=["http://127.0.0.1:1"], rows=make_rows(8))
+
+
+@pytest.mark.parametrize(
+    ("named", "meant"), [("float16", torch.float16), ("torch.float16", torch.float16), ("auto", torch.bfloat16)]
+)
+def test_the_arithmetic_of_four_bits(named, meant):
+    assert quantization_config("4bit", named).bnb_4bit_compute_dtype == meant
+    assert quantization_config("4bit", meant).bnb_4bit_compute_dtype == meant
