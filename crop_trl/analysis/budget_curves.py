@@ -291,8 +291,8 @@ def save_budget_chart(curves: BudgetCurves, path: str | Path, note: str = "") ->
         "where there are several; of two or three seeds they are very wide, or by chance very narrow.\nRight: above 0, "
         f"{curves.method} is better; the name is the best of the other selectors there, chosen on these very numbers. "
         "A whisker that crosses 0 leaves the sign\nopen. Gains are taken over the seeds that both methods ran (over "
-        "all runs where there is none), so they may differ from the distance of the points on the left;\nno whisker: fewer "
-        "than two such seeds."
+        "all runs where there is none), so they may differ from the distance of the points on the left;\nno whisker: "
+        "fewer than two such seeds."
     )
     figure.supxlabel(text + (f"\n{note}" if note else ""), fontsize=8, color=QUIET, x=0.01, ha="left")
     save(figure, path)
