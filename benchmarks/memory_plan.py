@@ -3,8 +3,8 @@
     python benchmarks/memory_plan.py --config examples/configs/setting_a.yaml \
         --accelerate-config accelerate_configs/zero2_8gpu.yaml --teacher Qwen/Qwen3-4B --gpu-gib 80
 
-Dense decoders only, no mixtures of experts. Models are named as in the configuration, looked up on the hub or on disk, or by the size of a Qwen3 model (`--student
-1.7B`). Ends with status 1 when it does not fit.
+Models are dense decoders, no mixtures of experts, named as in the configuration, looked up on the hub or on disk, or by
+the size of a Qwen3 model (`--student 1.7B`). Ends with status 1 when it does not fit.
 """
 
 import argparse
