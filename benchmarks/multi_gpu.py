@@ -11,7 +11,7 @@ trains on the same responses everywhere, without an engine, and `--compare` says
     python benchmarks/multi_gpu.py --launch zero2 --processes 4 --engine given --steps 3
     python benchmarks/multi_gpu.py --compare zero2-2 zero2-4
 
-On a machine without GPUs, `--student tiny --teacher tiny --engine given` runs the same on CPUs.
+On a machine without GPUs, `--student tiny --teacher tiny --engine given` runs the same on CPUs, but for `fsdp2`.
 """
 
 import argparse
@@ -224,6 +224,8 @@ def trouble(args) -> str | None:
         if not (ROOT / "accelerate_configs" / f"{name}.yaml").exists():
             known = ", ".join(sorted(path.stem for path in (ROOT / "accelerate_configs").glob("*.yaml")))
             return f"--launch {name!r} is not known: choose among {known}"
+        if name.startswith("fsdp") and not ON_GPUS:
+            return f"--launch {name} needs GPUs; without them choose ddp, zero2 or zero3"
     for name in ("processes", "prompts", "steps", "rows", "longest", "mean", "tokens_per_batch"):
         if getattr(args, name) < 1:
             return f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}"

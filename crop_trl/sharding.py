@@ -47,10 +47,15 @@ def check_launch(args) -> None:
         args ([`~crop_trl.CROPConfig`]): After its devices are set up.
     """
     launched, joined = int(os.environ.get("WORLD_SIZE", "1")), args.world_size
+    fsdp, on_cpu = _fsdp_version(args), args.distributed_state.distributed_type.value == "MULTI_CPU"
     if "LOCAL_RANK" in os.environ and launched != joined:
+        remedy = (
+            "FSDP needs GPUs, so launch with DeepSpeed or plain data parallelism where there are none"
+            if fsdp
+            else "on CPUs set `ddp_backend` to 'gloo' for DeepSpeed and `use_cpu` to true for anything else"
+        )
         raise ValueError(
-            f"The launcher started {launched} processes, but each would train as one of {joined}; on CPUs set "
-            "`ddp_backend` to 'gloo' for DeepSpeed and `use_cpu` to true for anything else."
+            f"The launcher started {launched} processes, but each would train as one of {joined}; {remedy}."
         )
     if args.n_gpu > 1:
         raise ValueError(
@@ -69,12 +74,14 @@ def check_launch(args) -> None:
             f"`teacher_server_timeout` {args.teacher_server_timeout:g} is not less than `ddp_timeout` "
             f"{args.ddp_timeout:g}, after which processes give up on one that waits for a server; raise `ddp_timeout`."
         )
-    fsdp, on_cpu = _fsdp_version(args), args.distributed_state.distributed_type.value == "MULTI_CPU"
-    for setting, asked in (("DeepSpeed", _zero_stage(args) > 0), ("FSDP", fsdp > 0)):
+    for setting, asked, how in (
+        ("DeepSpeed", _zero_stage(args) > 0, "DeepSpeed on CPUs takes `ddp_backend` 'gloo'"),
+        ("FSDP", fsdp > 0, "FSDP needs GPUs"),
+    ):
         if asked and on_cpu:
             raise ValueError(
                 f"{setting} was asked for, but with `use_cpu` plain data-parallel training would run; leave `use_cpu` "
-                "false (DeepSpeed on CPUs takes `ddp_backend` 'gloo'), or launch without it."
+                f"false ({how}), or launch without it."
             )
     if fsdp == 1:
         raise ValueError("FSDP version 1 is not supported, it flattens the output head; set `fsdp_version` to 2.")

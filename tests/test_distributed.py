@@ -227,7 +227,13 @@ def asked_for(**settings) -> SimpleNamespace:
         (
             {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"},
             {"distributed_type": "MULTI_CPU"},
-            "FSDP was asked for, but with `use_cpu` plain data-parallel training would run",
+            r"FSDP was asked for, but with `use_cpu` plain data-parallel training would run; .* \(FSDP needs GPUs\)",
+        ),
+        # Without this, one sentence would send to `use_cpu` and the other away from it.
+        (
+            {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"},
+            {"world_size": 1},
+            "would train as one of 1; FSDP needs GPUs, so launch with DeepSpeed or plain data parallelism",
         ),
         (
             {},
