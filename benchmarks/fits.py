@@ -68,11 +68,11 @@ def main() -> None:
     except ValueError as error:
         sys.exit(f"error: {error}")
     cuda = torch.cuda.is_available()
+    total = torch.cuda.mem_get_info()[1] / GIB if cuda else 0.0
     if args.cap_gib is not None:
-        total = torch.cuda.mem_get_info()[1] / GIB if cuda else 0.0
         if not 0 < args.cap_gib <= total:
             parser.error(f"--cap-gib {args.cap_gib:g} is no part of this machine's {total:.0f} GiB of GPU memory")
-        torch.cuda.set_per_process_memory_fraction(args.cap_gib * GIB / torch.cuda.mem_get_info()[1])
+        torch.cuda.set_per_process_memory_fraction(args.cap_gib / total)
 
     folder, tokenizer = tempfile.mkdtemp(), make_tokenizer()
     fields.update(output_dir=folder, max_steps=args.steps, chat_template_kwargs=None, reward_weights=None)
@@ -106,7 +106,6 @@ def main() -> None:
     peaks = PeakByPhase(trainer) if cuda else None
     trainer.train()
     shapes = [ModelShape.of(make_config(name)) for name in (args.student, args.teacher)]
-    total = torch.cuda.mem_get_info()[1] / GIB if cuda else 0.0
     planned = settings_from(fields, shapes[0], gpu_gib=args.cap_gib or total or 80.0, mean_tokens=mean + 200)
     plan = plan_memory(*shapes, planned)
     result = {

@@ -2,7 +2,6 @@
 
 import json
 import os
-import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -170,11 +169,6 @@ def drawing_in(folder: str | Path) -> Iterator[None]:
         raise ValueError(
             f"`--output` {str(folder)!r} is in use by another run; wait for it to end, or give another folder."
         ) from None
-    except NotImplementedError:
-        warnings.warn(
-            f"The file system of `--output` {str(folder)!r} has no locks; start no second run there meanwhile.",
-            stacklevel=3,
-        )
     except OSError as error:
         raise ValueError(
             f"`--output` {str(folder)!r} cannot be written ({error.strerror}); give a folder to write in."

@@ -1,5 +1,6 @@
 """Runs as users start them: a real server, real processes that are killed, regrading, comparison."""
 
+import errno
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from crop_trl.evaluation.run import load_results, score, stored_benchmarks, training_diagnostics
-from crop_trl.evaluation.store import Generation, Store, pending_chunks
+from crop_trl.evaluation.store import Generation, Store, drawing_in, pending_chunks
 
 from .server import ChatServer
 
@@ -395,3 +396,17 @@ def test_training_diagnostics_come_from_the_last_step(tmp_path):
         ]
         (folder / "trainer_state.json").write_text(json.dumps({"global_step": step, "log_history": log}))
     assert training_diagnostics(tmp_path) == {"step": 20, "budget": 0.2, "truncated": 0.25}
+
+
+def test_a_second_run_is_refused_where_a_file_system_has_no_locks(tmp_path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+
+    def missing(*arguments):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", missing)
+    with pytest.warns(UserWarning, match="flock not supported"), drawing_in(tmp_path):
+        with pytest.raises(ValueError, match="is in use by another run"), drawing_in(tmp_path):
+            pass
+    with drawing_in(tmp_path):
+        pass
