@@ -1,7 +1,8 @@
 """Several real processes, however they share the work, against one.
 
 The launch files are those that users start from. DeepSpeed and FSDP2 run on CPUs over gloo here, and on GPUs over NCCL
-where there are enough of them: `pytest tests/test_distributed.py -m "slow or not slow" -n 0`.
+where there are enough of them: `pytest tests/test_distributed.py -m "slow or not slow" -n 0`. With NCCL 2.31 or later
+one GPU is enough for all processes; README.md has the command.
 """
 
 import json
@@ -26,7 +27,8 @@ from crop_trl.sharding import check_launch
 ROOT = Path(__file__).parents[1]
 SCRIPT = Path(__file__).parent / "scripts" / "fixed_rollouts.py"
 STEPS_SCRIPT = Path(__file__).parent / "scripts" / "resumable.py"
-GPUS = torch.cuda.device_count()
+ONE_GPU = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1" and torch.cuda.is_available()
+GPUS = 8 if ONE_GPU else torch.cuda.device_count()
 # Which kernel of a GPU runs, and so how it rounds, depends on the shape of a batch.
 TOLERANCE = 1e-4 if GPUS > 1 else 1e-5
 EVERY_METHOD = [f"{method}/resident/tied" for method in sorted(METHODS)]
@@ -41,6 +43,8 @@ def launch_command(
 ) -> tuple[list[str], dict]:
     """Command and environment that run a script under one of the launch files, on CPUs if need be."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if ONE_GPU:
+        environment["PYTHONPATH"] = f"{ROOT / 'tests' / 'one_gpu'}{os.pathsep}{environment.get('PYTHONPATH', '')}"
     if GPUS < 2 or processes > GPUS:
         environment["CUDA_VISIBLE_DEVICES"] = ""
         if config in (None, "ddp"):
