@@ -109,6 +109,7 @@ def main() -> None:
     peak = torch.cuda.max_memory_allocated() / 2**30 if args.device.startswith("cuda") else 0.0
     details = {"student": args.student, "teacher": args.teacher, "responses": args.responses, "parts": medians}
     details.update(compiled=args.compile, checkpointing=args.checkpointing, peak_gib=round(peak, 2))
+    details["seconds_compiling"] = round(sum(row["compiling"] for row in clock.rows))
     record("crop_over_opd", medians["crop"]["step"], medians["opd"]["step"], args.device, args.output, **details)
     if args.ahead:
         ahead, sides = score_ahead(trainer), []

@@ -109,9 +109,10 @@ class StepClock(TrainerCallback):
         )
 
     def median(self, what: str, method: str | None = None, skip: int = 1) -> float:
-        """Median over the steps of a method, without its first `skip`."""
-        rows = [row[what] for row in self.rows if method is None or row["method"] == method]
-        return statistics.median(rows[skip:])
+        """Median over a method's steps but the first `skip` and, while others are left, those that compiled."""
+        rows = [row for row in self.rows if method is None or row["method"] == method][skip:]
+        settled = [row for row in rows if row["compiling"] < 0.01 * row["step"]]
+        return statistics.median(row[what] for row in settled or rows)
 
 
 def forget(*objects) -> None:

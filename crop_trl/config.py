@@ -104,6 +104,9 @@ class CROPConfig(GRPOConfig):
         compile_layers (`bool`, *optional*, defaults to `False`):
             Compile the decoder layers of student and local teacher, see
             [`~crop_trl.compilation.compile_layers`]; needs `use_vllm`, and costs a minute at the start.
+        pad_to_multiple_of (`int`, *optional*):
+            Length to whose multiples forwards are padded; by default 8 with `compile_layers`, whose kernels differ
+            for other lengths and would be compiled once more, and 1 without.
         selection_export_steps (`int`, *optional*, defaults to `0`):
             Write token ids, scores and masks of every n-th step to `selection/` in the output folder; 0: never. What an
             earlier run left there of the same steps is deleted.
@@ -205,6 +208,9 @@ class CROPConfig(GRPOConfig):
             if name not in INTEGRATION_TO_CALLBACK:
                 known = ", ".join(["none", "all", *INTEGRATION_TO_CALLBACK])
                 raise ValueError(f"`report_to` {name!r} is not known: choose one of {known}, or several with commas.")
+        if self.pad_to_multiple_of is None:
+            self.pad_to_multiple_of = 8 if self.compile_layers else 1
+        check_number("pad_to_multiple_of", self.pad_to_multiple_of, 1, whole=True)
         check_launch(self)
         self._check_windows()
         self._check_compilation()

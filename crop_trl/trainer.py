@@ -151,7 +151,11 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         gather_by_layer(student, self.accelerator)
         if args.compile_layers:
             compile_layers(student)
-        self._with_attention_mask = sees_padding(student.config)
+        self._layout = {
+            "pad_token_id": self._tokenizer.pad_token_id,
+            "with_attention_mask": sees_padding(student.config),
+            "pad_to_multiple_of": args.pad_to_multiple_of,
+        }
         self.scorers: dict[str, Scorer] = {
             "teacher": make_teacher(teacher, self.model, args, self._tokenizer.pad_token_id, self.accelerator),
             "student": LocalScorer(
@@ -162,6 +166,7 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
                 context=self.accelerator.autocast,
                 agree=largest_of(self.accelerator) if is_sharded(self.accelerator) else None,
                 as_trained=True,
+                pad_to_multiple_of=args.pad_to_multiple_of,
             ),
         }
         first_row = next(iter(train_dataset), None) if args.preflight and train_dataset is not None else None
@@ -311,20 +316,19 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
     # ---------------------------------------------------------------- update
 
     def _prepare_inputs(self, generation_batch):
-        layout = (self._tokenizer.pad_token_id, self.accelerator.device)
+        where = (self.accelerator.device, self._layout)
         if not self.model.training:
             rollout = self._generate_and_score_completions(generation_batch)["rollout"]
             rows = range(len(rollout.completion_ids))
-            return make_micro_batch(rollout, rows, *layout, with_attention_mask=self._with_attention_mask)
+            return make_micro_batch(rollout, rows, *where)
         started = time.perf_counter()
         if self._step % (self.args.steps_per_generation * self.num_iterations) == 0 or self._buffered_inputs is None:
             micro_batches = cut_rollout(
                 self._generate_and_score_completions(generation_batch)["rollout"],
                 self.args.windows_per_generation,
                 self.args.gradient_accumulation_steps,
-                *layout,
+                *where,
                 reduce=lambda counts: self.accelerator.reduce(counts, reduction="sum"),
-                with_attention_mask=self._with_attention_mask,
             )
             padding = sum(m.padding_share for m in micro_batches) / len(micro_batches)
             self._metrics["train"]["update/padding_share"].append(padding)

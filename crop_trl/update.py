@@ -5,8 +5,9 @@ loss is a mean over the selected tokens of the whole step, counted here over all
 micro-batch a response falls into.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -71,11 +72,10 @@ class MicroBatch:
 def make_micro_batch(
     rollout: Rollout,
     rows: Sequence[int],
-    pad_token_id: int,
     device: torch.device,
+    layout: Mapping[str, Any],
     keep: torch.Tensor | None = None,
     num_items: torch.Tensor | None = None,
-    with_attention_mask: bool = False,
 ) -> MicroBatch:
     """
     Lay out some responses of a rollout.
@@ -83,17 +83,16 @@ def make_micro_batch(
     Args:
         rollout (`Rollout`): Where they come from.
         rows (sequence of `int`): Which.
-        pad_token_id (`int`): Any valid id.
         device (`torch.device`): Where to put the result.
+        layout (mapping): Keyword arguments of [`~crop_trl.scoring.layout.pack`]: padding, and whether to mask it.
         keep (`torch.BoolTensor` of shape `[B, T]`, *optional*): The selection's mask on the CPU, to copy it once only.
         num_items (`torch.Tensor`, *optional*): See [`MicroBatch`].
-        with_attention_mask (`bool`, *optional*, defaults to `False`): See [`~crop_trl.scoring.layout.pack`].
 
     Returns:
         [`MicroBatch`]
     """
     keep = rollout.selection.mask.cpu() if keep is None else keep
-    batch = pack(rollout.prompt_ids, rollout.completion_ids, rows, pad_token_id, keep, with_attention_mask).to(device)
+    batch = pack(rollout.prompt_ids, rollout.completion_ids, rows, keep=keep, **layout).to(device)
 
     def selected(values: torch.Tensor | None) -> torch.Tensor | None:
         return None if values is None else values[batch.rows, batch.columns]
@@ -113,10 +112,9 @@ def cut_rollout(
     rollout: Rollout,
     windows: int,
     micro_batches: int,
-    pad_token_id: int,
     device: torch.device,
+    layout: Mapping[str, Any],
     reduce: Callable[[torch.Tensor], torch.Tensor],
-    with_attention_mask: bool = False,
 ) -> list[MicroBatch]:
     """
     Cut a rollout batch into the micro-batches of its optimizer steps.
@@ -127,7 +125,7 @@ def cut_rollout(
         rollout (`Rollout`): This process's responses.
         windows (`int`): Optimizer steps that they feed. With more than one, rows are dealt to them at random.
         micro_batches (`int`): Micro-batches of one step.
-        pad_token_id, device, with_attention_mask: See [`make_micro_batch`].
+        device, layout: See [`make_micro_batch`].
         reduce (`Callable`): Sums a tensor over all processes.
 
     Returns:
@@ -139,9 +137,7 @@ def cut_rollout(
     dealt = order.chunk(windows)
     counts = reduce(torch.stack([keep[rows].sum() for rows in dealt]).to(device))
     return [
-        make_micro_batch(
-            rollout, [int(rows[i]) for i in part], pad_token_id, device, keep, num_items, with_attention_mask
-        )
+        make_micro_batch(rollout, [int(rows[i]) for i in part], device, layout, keep, num_items)
         for rows, num_items in zip(dealt, counts, strict=True)
         for part in split_balanced([lengths[i] for i in rows], micro_batches)
     ]

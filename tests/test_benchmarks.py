@@ -1,10 +1,11 @@
-"""What the benchmarks answer to options that cannot work, before anything is written or started."""
+"""What the benchmarks answer to options that cannot work, before anything is started, and how they count."""
 
 import sys
 
 import fits
 import multi_gpu
 import pytest
+from trainers import StepClock
 
 
 @pytest.mark.parametrize(
@@ -33,3 +34,12 @@ def test_options_that_cannot_work(tmp_path, monkeypatch, capsys, script, options
     assert sentence in (ended.value.code if isinstance(ended.value.code, str) else capsys.readouterr().err)
     if options:
         assert not list(tmp_path.iterdir())
+
+
+def test_steps_that_compiled_are_not_counted():
+    clock = StepClock("cpu")
+    clock.rows = [{"method": "crop", "step": s, "compiling": c} for s, c in ((50, 40), (31, 20), (3, 0), (4, 0.01))]
+    assert clock.median("step", "crop") == 3.5
+    assert clock.median("step", "crop", skip=3) == 4
+    clock.rows = clock.rows[:2]
+    assert clock.median("step", "crop") == 31

@@ -45,6 +45,17 @@ def test_needs_vllm():
         CROPConfig("unused", use_cpu=True, bf16=False, compile_layers=True)
 
 
+def test_lengths_are_padded_so_that_few_graphs_serve(tmp_path):
+    def multiple(**settings):
+        return CROPConfig(str(tmp_path), use_cpu=True, bf16=False, **settings).pad_to_multiple_of
+
+    assert multiple() == 1
+    assert multiple(use_vllm=True, compile_layers=True) == 8
+    assert multiple(pad_to_multiple_of=64) == 64
+    with pytest.raises(ValueError, match="`pad_to_multiple_of` must be a whole number of at least 1, got 0"):
+        multiple(pad_to_multiple_of=0)
+
+
 def test_is_not_for_a_sharded_teacher():
     config = object.__new__(CROPConfig)
     config.compile_layers = config.use_vllm = True

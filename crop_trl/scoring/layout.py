@@ -14,6 +14,11 @@ import torch
 _PASS_OVERHEAD = 512
 
 
+def padded_length(length: int, pad_to_multiple_of: int = 1) -> int:
+    """`length`, rounded up to a multiple."""
+    return -(-length // pad_to_multiple_of) * pad_to_multiple_of
+
+
 def group_by_length(lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
     """
     Cut sequences into batches of similar length, each of at most `tokens_per_batch` tokens with its padding.
@@ -132,6 +137,7 @@ def pack(
     pad_token_id: int,
     keep: torch.Tensor | None = None,
     with_attention_mask: bool = False,
+    pad_to_multiple_of: int = 1,
 ) -> PackedBatch:
     """
     Lay out some of the sequences.
@@ -147,6 +153,8 @@ def pack(
             Response positions to project; by default all.
         with_attention_mask (`bool`, *optional*, defaults to `False`):
             Also make a mask, for models whose real positions do see what follows them.
+        pad_to_multiple_of (`int`, *optional*, defaults to `1`):
+            Round L up to a multiple of this.
 
     Returns:
         [`PackedBatch`] on the CPU.
@@ -155,7 +163,7 @@ def pack(
         `ValueError`: a prompt without tokens, whose first response token nothing predicts.
     """
     lengths = [len(prompt_ids[i]) + len(completion_ids[i]) for i in rows]
-    width = max(lengths, default=0)
+    width = padded_length(max(lengths, default=0), pad_to_multiple_of)
     input_ids = torch.full((len(rows), width), pad_token_id, dtype=torch.long)
     positions, targets, row_index, columns = [], [], [], []
     for r, i in enumerate(rows):

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from .head import TokenHeadOutput, add_token_head, sees_padding
-from .layout import PackedBatch, group_by_length, pack
+from .layout import PackedBatch, group_by_length, pack, padded_length
 from .placement import OffloadedWeights
 from .topk import TopKLogprobs
 
@@ -76,6 +76,8 @@ class LocalScorer:
             Round as the model's training pass does, for a model that is in training.
         offload ([`~crop_trl.scoring.placement.OffloadedWeights`], *optional*):
             Brings the weights to the device for each call of [`LocalScorer.score`].
+        pad_to_multiple_of (`int`, *optional*, defaults to `1`):
+            Pad each forward to a length that is a multiple of this.
     """
 
     def __init__(
@@ -88,10 +90,10 @@ class LocalScorer:
         agree: Callable[[int], int] | None = None,
         as_trained: bool = False,
         offload: OffloadedWeights | None = None,
+        pad_to_multiple_of: int = 1,
     ):
         self.model = model
         self.top_k = top_k
-        self.pad_token_id = pad_token_id
         self.tokens_per_batch = tokens_per_batch
         self.context = context
         self.agree = agree
@@ -101,7 +103,11 @@ class LocalScorer:
         if isinstance(model, PreTrainedModel):
             add_token_head(model)
         self._config = getattr(model, "module", model).config
-        self._with_attention_mask = sees_padding(self._config)
+        self._layout = {
+            "pad_token_id": pad_token_id,
+            "with_attention_mask": sees_padding(self._config),
+            "pad_to_multiple_of": pad_to_multiple_of,
+        }
 
     @torch.no_grad()
     def score(
@@ -145,14 +151,15 @@ class LocalScorer:
         logprobs = torch.zeros((*shape, k), dtype=torch.float32, device=device)
         sampled_logprobs = torch.zeros(shape, dtype=torch.float32, device=device)
 
-        lengths = [len(p) + len(c) for p, c in zip(prompt_ids, completion_ids, strict=True)]
+        lengths = [
+            padded_length(len(p) + len(c), self._layout["pad_to_multiple_of"])
+            for p, c in zip(prompt_ids, completion_ids, strict=True)
+        ]
         groups = group_by_length(lengths, self.tokens_per_batch)
         # Before the first forward: in between, one process would gather weights while another counts.
         idle = 0 if self.agree is None else self.agree(len(groups)) - len(groups)
         for rows in groups:
-            batch = pack(
-                prompt_ids, completion_ids, rows, self.pad_token_id, with_attention_mask=self._with_attention_mask
-            )
+            batch = pack(prompt_ids, completion_ids, rows, **self._layout)
             self.stats.forwards += 1
             self.stats.sequences += len(rows)
             self.stats.tokens += batch.num_tokens
@@ -162,9 +169,9 @@ class LocalScorer:
             token_ids[where] = output.topk_ids.to(device)
             logprobs[where] = output.topk_logprobs.float().to(device)
             sampled_logprobs[where] = output.logprobs.float().to(device)
-        one_token = [[self.pad_token_id]]
+        one_token = [[self._layout["pad_token_id"]]]
         for _ in range(idle):
-            batch = pack(one_token, one_token, [0], self.pad_token_id, with_attention_mask=self._with_attention_mask)
+            batch = pack(one_token, one_token, [0], **self._layout)
             self._forward(batch.to(device), k)
 
         completion_lengths = torch.tensor([len(c) for c in completion_ids], device=device)

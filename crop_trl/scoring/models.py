@@ -140,10 +140,15 @@ def make_teacher(
         raise ValueError("Student and teacher share weights; pass a copy of the model, or its path, as `teacher`.")
     teacher = teacher.eval().requires_grad_(False)
     restore_rotary_frequencies(teacher)
-    scoring = (args.score_top_k, pad_token_id, args.score_tokens_per_batch)
+    scoring = {
+        "top_k": args.score_top_k,
+        "pad_token_id": pad_token_id,
+        "tokens_per_batch": args.score_tokens_per_batch,
+        "pad_to_multiple_of": args.pad_to_multiple_of,
+    }
     if sharded:
         add_token_head(teacher)
-        return LocalScorer(shard_teacher(teacher, accelerator), *scoring, agree=largest_of(accelerator))
+        return LocalScorer(shard_teacher(teacher, accelerator), agree=largest_of(accelerator), **scoring)
     if any(hasattr(parameter, "ds_id") for parameter in teacher.parameters()):
         raise ValueError(
             "`teacher` is a model that ZeRO-3 split as it was loaded; pass its path, or set `teacher_placement` to "
@@ -161,4 +166,4 @@ def make_teacher(
         teacher = teacher.to(accelerator.device)
     if args.compile_layers:
         compile_layers(teacher)
-    return LocalScorer(teacher, *scoring, offload=offload)
+    return LocalScorer(teacher, offload=offload, **scoring)

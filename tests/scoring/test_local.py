@@ -192,6 +192,16 @@ def test_a_student_with_half_precision_weights_is_scored_as_it_is_trained():
     assert (exact.sampled_logprobs[batch.rows, batch.columns] - trained).abs().max() > 1e-4
 
 
+def test_padding_to_a_multiple_changes_no_score():
+    model, rng = make_model(), random.Random(3)
+    prompts, completions = random_ids(rng, 9, 1, 9), random_ids(rng, 9, 1, 20)
+    assert_scores_match(model, prompts, completions, 4, tokens_per_batch=64, pad_to_multiple_of=8)
+    shapes = []
+    model.get_input_embeddings().register_forward_hook(lambda module, ids, output: shapes.append(output.shape[:2]))
+    LocalScorer(model, 4, 0, 64, pad_to_multiple_of=8).score(prompts, completions)
+    assert all(width % 8 == 0 and rows * width <= 64 for rows, width in shapes)
+
+
 def test_groups_respect_the_budget_and_lose_nothing():
     rng = random.Random(5)
     for _ in range(50):
