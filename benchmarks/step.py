@@ -103,8 +103,6 @@ def main() -> None:
     clock = StepClock(args.device, methods)
     clock.attach(trainer)
     trainer.train()
-    for row in clock.rows:
-        print(json.dumps(row), flush=True)
     medians = {m: {part: round(clock.median(part, m, args.warmup), 3) for part in PARTS} for m in methods}
     peak = torch.cuda.max_memory_allocated() / 2**30 if args.device.startswith("cuda") else 0.0
     details = {"student": args.student, "teacher": args.teacher, "responses": args.responses, "parts": medians}

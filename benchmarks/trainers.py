@@ -1,6 +1,7 @@
 """What the benchmarks of whole steps share: rollouts with lengths that are given, and a clock round each step."""
 
 import gc
+import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -107,6 +108,8 @@ class StepClock(TrainerCallback):
                 **{k: float(v) for k, v in metrics.items() if k.startswith(("seconds/", "update/", "scoring/"))},
             }
         )
+        # At once, so that a run that is cut off leaves what it had.
+        print(json.dumps(self.rows[-1]), flush=True)
 
     def median(self, what: str, method: str | None = None, skip: int = 1) -> float:
         """Median over a method's steps but the first `skip` and, while others are left, those that compiled."""
