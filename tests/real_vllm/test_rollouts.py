@@ -117,7 +117,7 @@ def _cards() -> int:
 def test_a_changed_weight_changes_the_next_rollout_of_a_server(tmp_path, fp32_models):
     """Run with `CUDA_VISIBLE_DEVICES=0`: the engine takes card 1, and weights travel between the two.
 
-    Where NCCL lets processes share a card (see README.md; vLLM loads the library of `VLLM_NCCL_SO_PATH`), one is enough.
+    Where NCCL lets processes share a card (see README.md; vLLM loads `VLLM_NCCL_SO_PATH`), one is enough.
     """
     pytest.importorskip("vllm")
     shared = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
