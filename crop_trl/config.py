@@ -6,7 +6,6 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
-from accelerate.utils.environment import get_int_from_env
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from trl import GRPOConfig
 
@@ -15,7 +14,7 @@ from .masking import is_secret, masked
 from .methods import SelectionSettings, get_method
 from .scoring.placement import check_init_kwargs, check_teacher_settings
 from .selection import response_budget
-from .sharding import check_launch
+from .sharding import check_launch, launched_processes
 
 # What the masked distillation loss does not define, by field: the only value that works, and why.
 _FIXED = {
@@ -41,9 +40,6 @@ def _json_object(name: str, text: str) -> dict:
     if not isinstance(value, dict):
         raise ValueError(f"`{name}` must be a JSON object of keyword arguments, got {type(value).__name__}.")
     return value
-
-
-_SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 
 
 @dataclass
@@ -211,6 +207,12 @@ class CROPConfig(GRPOConfig):
         if self.pad_to_multiple_of is None:
             self.pad_to_multiple_of = 8 if self.compile_layers else 1
         check_number("pad_to_multiple_of", self.pad_to_multiple_of, 1, whole=True)
+        for name in ("split_batches", "dispatch_batches"):
+            if getattr(self.accelerator_config, name):
+                raise ValueError(
+                    f"`accelerator_config` with `{name}` does not work here, each process loads and samples its own "
+                    "prompts; leave it out."
+                )
         check_launch(self)
         self._check_windows()
         self._check_compilation()
@@ -263,6 +265,9 @@ class CROPConfig(GRPOConfig):
             check_number(name, getattr(self, name), 0, whole=True)
         for name in ("lambda_opd", "epsilon", "epsilon_high"):
             check_number(name, getattr(self, name), 0)
+        for name in ("learning_rate", "max_grad_norm"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), 0)
         check_number("iw_max_weight", self.iw_max_weight, 1)
         if self.credit_lambda is not None:
             check_number("credit_lambda", self.credit_lambda, 0)
@@ -298,7 +303,7 @@ class CROPConfig(GRPOConfig):
             )
 
     def _accumulation_for(self, prompts_per_step: int) -> int:
-        processes = get_int_from_env(_SIZES, 1)
+        processes = max(1, launched_processes())
         responses = prompts_per_step * self.num_generations
         per_micro_step = self.per_device_train_batch_size * processes
         if responses % per_micro_step:

@@ -8,6 +8,7 @@ import math
 import time
 
 import torch
+from transformers.trainer_utils import has_length
 
 from .distributed import RunningMeans
 from .divergence import residual_mass
@@ -22,6 +23,27 @@ class StepMetrics:
         self._seconds = {"prepare": 0.0, "update": 0.0}
         self._clip_range = (1 - self.epsilon_low, 1 + self.epsilon_high)
 
+    def evaluation_loop(self, dataloader, *args, **kwargs):
+        """See [`~transformers.Trainer.evaluation_loop`]; every response counts once."""
+        known = has_length(dataloader.dataset)
+        self._to_evaluate = len(dataloader.dataset) * self.num_generations_eval if known else math.inf
+        return super().evaluation_loop(dataloader, *args, **kwargs)
+
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        if self.model.training:
+            return rewards
+        mine = torch.arange(len(prompts), device=rewards.device) + self.accelerator.process_index * len(prompts)
+        # Several processes begin once more with the first prompts, until their shares are even.
+        self._evaluated = mine < self._to_evaluate
+        self._to_evaluate -= len(prompts) * self.accelerator.num_processes
+        means = self._means["eval"]
+        for name, values in zip(self.reward_func_names, rewards[mine].unbind(1), strict=True):
+            means.add(f"rewards/{name}/mean", values, self._evaluated & ~values.isnan())
+        lengths = torch.tensor([len(ids) for ids in completion_ids_list], device=rewards.device)
+        means.add("completions/mean_length", lengths, self._evaluated)
+        return rewards
+
     def _log_selection(self, mode: str, signals, selection, loss_mask: torch.Tensor, student_logprobs) -> None:
         means = self._means[mode]
         if mode == "train":
@@ -30,6 +52,8 @@ class StepMetrics:
             means.add("selection/tokens_per_response", selection.mask.sum(-1))
             for name, value in selection.measures.items():
                 means.add(f"selection/{name}", value, loss_mask)
+        else:
+            loss_mask = loss_mask & self._evaluated[:, None]
         means.add("scoring/residual_mass", residual_mass(signals["teacher/original"]), loss_mask)
         if student_logprobs is not None:
             gap = student_logprobs - selection.teacher_logprobs
@@ -50,6 +74,7 @@ class StepMetrics:
     def _log_update(self, inputs: MicroBatch, logprobs, old_logprobs, advantages, entropy) -> None:
         mode = "train" if self.model.training else "eval"
         means = self._means[mode]
+        counted = None if mode == "train" else self._evaluated[inputs.batch.rows]
         ratio = torch.exp(logprobs - old_logprobs)
         if mode == "train":
             low = (ratio < 1 - self.epsilon_low) & (advantages < 0)
@@ -57,26 +82,29 @@ class StepMetrics:
             means.add("clip_ratio/low_mean", low.float())
             means.add("clip_ratio/high_mean", high.float())
             means.add("clip_ratio/region_mean", (low | high).float())
-        means.add("distillation/gap_kept", old_logprobs - inputs.teacher_logprobs)
-        means.add("distillation/advantage", advantages)
-        means.add("entropy", entropy)
+        means.add("distillation/gap_kept", old_logprobs - inputs.teacher_logprobs, counted)
+        means.add("distillation/advantage", advantages, counted)
+        means.add("entropy", entropy, counted)
         if inputs.engine_logprobs is not None:
             gap = (old_logprobs - inputs.engine_logprobs).abs()
-            means.add("sampling/sampling_logp_difference/mean", gap, torch.isfinite(gap))
+            finite = torch.isfinite(gap)
+            means.add("sampling/sampling_logp_difference/mean", gap, finite if counted is None else finite & counted)
         if mode == "eval":
             # Evaluation logs means over all its tokens: summed here, reduced once in `log`.
-            means.add("loss", torch.maximum(-ratio * advantages, -ratio.clamp(*self._clip_range) * advantages))
+            loss = torch.maximum(-ratio * advantages, -ratio.clamp(*self._clip_range) * advantages)
+            means.add("loss", loss, counted)
         else:
             means.add("selection/selected_tokens", inputs.num_items.reshape(1))
             if self.accelerator.sync_gradients:
                 self._flush(mode)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """See [`~transformers.Trainer.log`]; an evaluation's means are those over all of its tokens."""
+        """See [`~transformers.Trainer.log`]; an evaluation's means are those over all of its responses or tokens."""
         if not self.model.training:
             for name, value in self._means["eval"].flush(self.accelerator).items():
                 if name != "loss":
-                    self._metrics["eval"][name].append(value)
+                    # In place of GRPO's, which is one over batches, however few responses the last one has.
+                    self._metrics["eval"][name] = [value]
                     continue
                 # Trainer weighs batches by prompts, of which a batch of responses holds fewer than it counts.
                 logs.update({key: value for key in logs if key.endswith("_loss")})

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import patch_environment
+from accelerate.utils import get_int_from_env, patch_environment
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import PreTrainedModel
 from transformers.integrations import deepspeed as hf_deepspeed
@@ -21,6 +21,14 @@ from .compilation import decoder_layers
 
 def _flag(name: str) -> bool:
     return os.environ.get(name, "false").lower() in ("true", "1")
+
+
+_SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+
+
+def launched_processes() -> int:
+    """How many processes the launcher says it started; 1 without a launcher."""
+    return get_int_from_env(_SIZES, 1)
 
 
 def _zero_stage(args) -> int:
@@ -46,8 +54,14 @@ def check_launch(args) -> None:
     Args:
         args ([`~crop_trl.CROPConfig`]): After its devices are set up.
     """
-    launched, joined = int(os.environ.get("WORLD_SIZE", "1")), args.world_size
+    launched, joined = launched_processes(), args.world_size
     fsdp, on_cpu = _fsdp_version(args), args.distributed_state.distributed_type.value == "MULTI_CPU"
+    left = next((name for name in _SIZES if os.environ.get(name) == str(launched)), None)
+    if left is not None and "LOCAL_RANK" not in os.environ and launched != joined:
+        raise ValueError(
+            f"The environment says `{left}` {launched}, but {joined} would train; unset it if an earlier launch left "
+            "it, or start the processes with `accelerate launch`."
+        )
     if "LOCAL_RANK" in os.environ and launched != joined:
         remedy = (
             "FSDP needs GPUs, so launch with DeepSpeed or plain data parallelism where there are none"
@@ -82,6 +96,19 @@ def check_launch(args) -> None:
             raise ValueError(
                 f"{setting} was asked for, but with `use_cpu` plain data-parallel training would run; leave `use_cpu` "
                 f"false ({how}), or launch without it."
+            )
+    precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if precision in ("bf16", "fp16") and not (args.bf16 or args.fp16):
+        raise ValueError(
+            f"The launch file says `mixed_precision: {precision}`, which would run though `bf16` and `fp16` are false; "
+            "launch with `--mixed_precision no`, or set one of the two."
+        )
+    if _zero_stage(args) == 3:
+        zero = args.deepspeed_plugin.deepspeed_config["zero_optimization"]
+        if zero.get("stage3_gather_16bit_weights_on_model_save") is False:
+            raise ValueError(
+                "With `zero3_save_16bit_model: false` the saved model would have no weights; set it to true in the "
+                "launch file (`stage3_gather_16bit_weights_on_model_save` in a DeepSpeed configuration)."
             )
     if fsdp == 1:
         raise ValueError("FSDP version 1 is not supported, it flattens the output head; set `fsdp_version` to 2.")

@@ -81,6 +81,8 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         `ValueError`: something that cannot work, in one sentence, before any model is loaded where possible.
     """
 
+    _evaluated_first = False
+
     def __init__(
         self,
         model: str | PreTrainedModel,
@@ -103,6 +105,9 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         for name in ("environment_factory", "rollout_func"):
             if kwargs.get(name) is not None:
                 raise ValueError(f"`{name}` is not supported: responses must follow the dataset's own prompts.")
+        unrewarded = reward_funcs is None or reward_funcs == []
+        if unrewarded and args.lambda_opd == 0:
+            raise ValueError("`lambda_opd` 0 without a reward trains nothing: raise it, or pass `reward_funcs`.")
         data.check_packages(args)
         if teacher is not None and not isinstance(teacher, (str, PreTrainedModel, Scorer)):
             raise ValueError(f"`teacher` must be a path, a model or a scorer, got {type(teacher).__name__}.")
@@ -122,7 +127,7 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         data.check_output_dir(args)
         super().__init__(
             model=model,
-            reward_funcs=no_reward if reward_funcs is None or reward_funcs == [] else reward_funcs,
+            reward_funcs=no_reward if unrewarded else reward_funcs,
             args=args,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
@@ -371,7 +376,17 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         # Gradients are averaged over processes, and the denominator is already that of all of them.
         return loss if inputs.num_items is None else loss * self.accelerator.num_processes
 
+    def train(self, *args, **kwargs):
+        """See [`~transformers.Trainer.train`]. Raises `ValueError` after an evaluation on several processes."""
+        if self._evaluated_first and self.accelerator.num_processes > 1:
+            raise ValueError(
+                f"`evaluate` ran before `train` on {self.accelerator.num_processes} processes, which leaves the model "
+                "prepared for evaluation: gradients would not be averaged; set `eval_on_start` to true instead."
+            )
+        return super().train(*args, **kwargs)
+
     def evaluate(self, *args, **kwargs):
         """See [`~transformers.Trainer.evaluate`]; what the trainer reports to is started, as it is by `train`."""
         start_reports(self)
+        self._evaluated_first |= not self.is_in_train and self.state.global_step == 0
         return super().evaluate(*args, **kwargs)

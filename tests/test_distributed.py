@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
+from accelerate.utils import DeepSpeedPlugin, patch_environment
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -99,7 +100,7 @@ def differences(result: dict, case: str, one: dict) -> dict[str, float]:
     assert torch.equal(result[f"{case}/masks"], one[f"{whole}/masks"])
     assert result[f"{case}/masks"].any()
     found = {}
-    for name in ("loss", "grad_norm", "gap_kept", "retention_ratio", "selected_tokens"):
+    for name in ("loss", "grad_norm", "gap_kept", "retention_ratio", "selected_tokens", "eval_loss", "eval_reward"):
         ours, theirs = result[f"{case}/{name}"], one[f"{whole}/{name}"]
         found[name] = float((ours - theirs).abs() / theirs.abs())
     # A plain step of size one takes the gradient off the weights.
@@ -216,10 +217,21 @@ def test_a_killed_process_ends_the_others_and_the_run_goes_on_from_its_checkpoin
     torch.testing.assert_close(resumed["weights"], whole["weights"], **same)
 
 
+def zero3_without_weights() -> DeepSpeedPlugin:
+    with patch_environment(accelerate_mixed_precision="no"):
+        return DeepSpeedPlugin(zero_stage=3, zero3_save_16bit_model=False)
+
+
 def asked_for(**settings) -> SimpleNamespace:
     defaults = {"deepspeed_plugin": None, "fsdp": None, "fsdp_config": None, "teacher_placement": "resident"}
     defaults |= {"n_gpu": 1, "use_vllm": False, "vllm_mode": "colocate", "vllm_tensor_parallel_size": 1}
-    defaults |= {"teacher_server_urls": None, "teacher_server_timeout": 600.0, "ddp_timeout": 1800}
+    defaults |= {
+        "bf16": False,
+        "fp16": False,
+        "teacher_server_urls": None,
+        "teacher_server_timeout": 600.0,
+        "ddp_timeout": 1800,
+    }
     state = SimpleNamespace(distributed_type=SimpleNamespace(value=settings.pop("distributed_type", "MULTI_GPU")))
     return SimpleNamespace(**{**defaults, "world_size": 2, "distributed_state": state, **settings})
 
@@ -228,6 +240,18 @@ def asked_for(**settings) -> SimpleNamespace:
     ("environment", "settings", "sentence"),
     [
         ({"WORLD_SIZE": "2", "LOCAL_RANK": "0"}, {"world_size": 1}, "started 2 processes, but each would train as one"),
+        ({"PMI_SIZE": "4"}, {"world_size": 1}, "The environment says `PMI_SIZE` 4, but 1 would train; unset it"),
+        ({"WORLD_SIZE": "0"}, {"world_size": 1}, "The environment says `WORLD_SIZE` 0, but 1 would train"),
+        (
+            {"ACCELERATE_MIXED_PRECISION": "bf16"},
+            {"world_size": 1},
+            "`mixed_precision: bf16`, which would run though `bf16` and `fp16` are false",
+        ),
+        (
+            {"WORLD_SIZE": "2", "LOCAL_RANK": "0"},
+            {"deepspeed_plugin": zero3_without_weights()},
+            "With `zero3_save_16bit_model: false` the saved model would have no weights",
+        ),
         (
             {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"},
             {"distributed_type": "MULTI_CPU"},

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 from launching import EverythingSplit, accelerator_settings, local_share, whole_weights
-from tiny import make_model, make_trainer, metric
+from tiny import make_model, make_rows, make_trainer, metric
 from trl.distributed import DistributedBackend
 
 from crop_trl import CROPTrainer
@@ -52,6 +52,11 @@ class FixedRollouts(CROPTrainer):
         return output
 
 
+def response_lengths(completion_ids, **kwargs) -> list[float]:
+    """A reward that differs from response to response; it has no weight in training."""
+    return [float(len(ids)) for ids in completion_ids]
+
+
 def run(case: str, args) -> dict[str, torch.Tensor]:
     """Train one case; what a comparison between runs should look at."""
     method, placement, model = case.split("/")
@@ -66,6 +71,12 @@ def run(case: str, args) -> dict[str, torch.Tensor]:
         peft_config=adapter,
         teacher_placement=placement,
         per_device_train_batch_size=args.per_device,
+        # Fewer prompts than two processes share evenly.
+        eval_dataset=make_rows(5, seed=9),
+        per_device_eval_batch_size=args.per_device,
+        eval_on_start=True,
+        reward_funcs=[response_lengths],
+        reward_weights=[0.0],
         gradient_accumulation_steps=args.accumulation,
         # A few sequences a forward, so that processes need different numbers of them.
         score_tokens_per_batch=40,
@@ -99,6 +110,8 @@ def run(case: str, args) -> dict[str, torch.Tensor]:
         "selected_tokens": torch.tensor(metric(trainer, "selection/selected_tokens")),
         "gap_kept": torch.tensor(metric(trainer, "distillation/gap_kept"), dtype=torch.float64),
         "retention_ratio": torch.tensor(metric(trainer, "selection/retention_ratio"), dtype=torch.float64),
+        "eval_loss": torch.tensor(metric(trainer, "eval_loss"), dtype=torch.float64),
+        "eval_reward": torch.tensor(metric(trainer, "eval_rewards/response_lengths/mean"), dtype=torch.float64),
         "gradient": start - whole_weights(trainer),
     }
 

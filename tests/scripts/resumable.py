@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 from launching import EverythingSplit, accelerator_settings, whole_weights
-from tiny import make_model, make_trainer, metric
+from tiny import make_model, make_rows, make_trainer, metric
 
 SAVE_STEPS = 2
 
@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--placement", default="sharded")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--stall", action="store_true")
+    parser.add_argument("--evaluate-first", action="store_true")
     args = parser.parse_args()
     trainer = make_trainer(
         args.output / "run",
@@ -51,9 +52,12 @@ def main() -> None:
         max_steps=4,
         save_strategy="steps",
         save_steps=SAVE_STEPS,
+        eval_dataset=make_rows(4, seed=9) if args.evaluate_first else None,
         callbacks=[Stall(args.output)] if args.stall else None,
         **accelerator_settings(),
     )
+    if args.evaluate_first:
+        trainer.evaluate()
     trainer.train(resume_from_checkpoint=args.resume or None)
     trainer.save_model()
     weights = whole_weights(trainer)

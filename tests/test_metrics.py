@@ -1,0 +1,65 @@
+"""Evaluation counts every response once, however batches and processes cut them; settings that train nothing."""
+
+import subprocess
+
+import pytest
+from test_distributed import STEPS_SCRIPT, launch_command
+from tiny import make_rows, make_trainer
+
+from crop_trl import CROPConfig
+
+
+def response_lengths(completion_ids, **kwargs) -> list[float]:
+    response_lengths.seen += [float(len(ids)) for ids in completion_ids]
+    return response_lengths.seen[-len(completion_ids) :]
+
+
+@pytest.mark.parametrize("batch_size", [4, 8, 12, 16])
+def test_a_last_batch_that_is_not_full_counts_for_what_it_holds(tmp_path, batch_size):
+    response_lengths.seen = []
+    trainer = make_trainer(
+        tmp_path,
+        eval_dataset=make_rows(5, seed=9),
+        per_device_eval_batch_size=batch_size,
+        reward_funcs=[response_lengths],
+        reward_weights=[0.0],
+    )
+    result = trainer.evaluate()
+    assert len(response_lengths.seen) == 20 and len(set(response_lengths.seen)) > 1
+    mean = sum(response_lengths.seen) / 20
+    assert result["eval_rewards/response_lengths/mean"] == pytest.approx(mean, rel=1e-6)
+    assert result["eval_completions/mean_length"] == pytest.approx(mean, rel=1e-6)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.xdist_group("processes")
+def test_evaluating_before_training_on_several_processes_is_refused(tmp_path):
+    """Transformers would train the model that it prepared for evaluation, each process by itself."""
+    arguments = ["--output", str(tmp_path), "--placement", "resident", "--evaluate-first"]
+    command, environment = launch_command("ddp", 2, STEPS_SCRIPT, arguments)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode != 0
+    assert "ValueError: `evaluate` ran before `train` on 2 processes" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"max_grad_norm": float("nan")}, "`max_grad_norm` must be a number of at least 0, got nan"),
+        ({"max_grad_norm": -1.0}, "`max_grad_norm` must be a number of at least 0"),
+        ({"learning_rate": float("nan")}, "`learning_rate` must be a number of at least 0, got nan"),
+        (
+            {"accelerator_config": {"split_batches": True}},
+            "`accelerator_config` with `split_batches` does not work here",
+        ),
+        ({"accelerator_config": {"dispatch_batches": True}}, "with `dispatch_batches` does not work here"),
+    ],
+)
+def test_settings_that_would_train_something_else_are_refused(tmp_path, settings, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        CROPConfig(str(tmp_path), use_cpu=True, bf16=False, **settings)
+
+
+def test_nothing_to_train_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="`lambda_opd` 0 without a reward trains nothing"):
+        make_trainer(tmp_path, lambda_opd=0.0)
