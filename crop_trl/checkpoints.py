@@ -1,100 +1,16 @@
 """Checkpoints that are whole or not there at all."""
 
-import json
 import os
 import shutil
-import zipfile
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import get_last_checkpoint, rotate_checkpoints
 
-from .sharding import launch_kind
+from .resuming import checkpoint_to_resume
 
 # Not the form of a name that is looked for when a run is resumed.
 UNFINISHED = "checkpoint-unfinished"
-# Where each way of sharing keeps the states of the optimizer.
-_OPTIMIZER = {"plain": ("optimizer.pt",), "deepspeed": ("global_step*",), "fsdp": ("optimizer_*", "optimizer.bin")}
-
-
-def checkpoint_to_resume(given: str | bool | None, args) -> str | None:
-    """
-    The checkpoint that a run goes on from.
-
-    Some of what is missing would be passed over in silence: without the optimizer's states, a run takes new ones.
-
-    Args:
-        given (`str` or `bool`, *optional*): A checkpoint's folder, or true for the last in the run's folder.
-        args ([`~crop_trl.CROPConfig`]): Of the run.
-
-    Returns:
-        `str` or `None`: Its folder; `None` for a run from the start.
-
-    Raises:
-        `ValueError`: there is none, it is not whole, it is of another number of processes or another way of sharing, or
-        it leaves no step to make.
-    """
-    if given is None or str(given).lower() == "false":
-        return None
-    if str(given).lower() == "true":
-        given = get_last_checkpoint(args.output_dir) if Path(args.output_dir).is_dir() else None
-        if given is None:
-            raise ValueError(f"`resume_from_checkpoint` finds no checkpoint in `output_dir` {args.output_dir!r}.")
-    folder = Path(given)
-    if not folder.is_dir():
-        raise ValueError(
-            f"`resume_from_checkpoint` {str(given)!r} is no folder; give a checkpoint's, or true for the last."
-        )
-    trouble = _trouble(folder, args)
-    if trouble:
-        raise ValueError(f"`resume_from_checkpoint` {str(given)!r} {trouble}.")
-    return str(folder)
-
-
-def _trouble(folder: Path, args) -> str | None:
-    """What keeps a run from going on from a folder as if it had never stopped, and what to do."""
-    remedy = "give the folder of a whole checkpoint"
-    try:
-        step = json.loads((folder / "trainer_state.json").read_text())["global_step"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return f"holds no trainer_state.json that can be read; {remedy}"
-    kind = launch_kind(args)
-    parts = {
-        "weights": ("*.safetensors", "pytorch_model*", "global_step*"),
-        f"optimizer states of a {kind} launch": _OPTIMIZER[kind],
-        "learning-rate schedule": ("scheduler.pt",),
-        "random states": ("rng_state*.pth",),
-    }
-    for part, patterns in parts.items():
-        if not any(any(folder.glob(pattern)) for pattern in patterns):
-            return f"holds no {part}; {remedy}, launched as it was written"
-    for path in sorted(folder.rglob("*")):
-        if path.suffix in (".safetensors", ".pt", ".pth") and not _is_whole(path):
-            return f"is damaged, {path.name} is cut off; {remedy}"
-    saved, size = len(list(folder.glob("rng_state*.pth"))), args.world_size
-    mine = "rng_state.pth" if size == 1 else f"rng_state_{args.process_index}.pth"
-    # On machines that share no disk, each holds those of its own processes.
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", size))
-    if saved not in (size, here) or not (folder / mine).exists():
-        return (
-            f"holds the states of {saved} process{'es' * (saved > 1)}, and this run has {size}; launch as many, or "
-            "start a new run from its weights (`model_name_or_path`)"
-        )
-    if 0 < args.max_steps <= step:
-        return f"is at step {step}, and `max_steps` {args.max_steps} leaves none to make; raise it"
-    return None
-
-
-def _is_whole(path: Path) -> bool:
-    """Whether a file of tensors ends where it should; reads its table of contents only."""
-    if path.suffix != ".safetensors":
-        return zipfile.is_zipfile(path)
-    try:
-        with safe_open(path, "np"):
-            return True
-    except (SafetensorError, OSError):
-        return False
 
 
 class WholeCheckpoints:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint
 from tiny import flat_weights, make_trainer, metric
 from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
-from crop_trl.checkpoints import checkpoint_to_resume
+from crop_trl.resuming import checkpoint_to_resume
 
 SAVING = {"save_strategy": "steps", "save_steps": 2, "save_total_limit": 1}
 
@@ -92,14 +93,33 @@ def test_the_best_checkpoint_is_known_by_its_final_name(tmp_path):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A run of two steps with its checkpoint."""
+    """A run of two steps with its checkpoint, its model and its state."""
     folder = tmp_path_factory.mktemp("saved")
-    make_trainer(folder, max_steps=2, **SAVING).train()
+    trainer = make_trainer(folder, max_steps=2, **SAVING)
+    trainer.train()
+    trainer.save_model()
+    trainer.save_state()
     return folder
 
 
 def cut(name: str):
     return lambda folder: os.truncate(folder / name, (folder / name).stat().st_size - 100)
+
+
+def state_with(change):
+    def write(folder):
+        path = folder / "trainer_state.json"
+        path.write_text(json.dumps(change(json.loads(path.read_text()))))
+
+    return write
+
+
+def split_weights(folder):
+    """As for a large model, of whose two files one was not copied."""
+    names = [f"model-0000{part}-of-00002.safetensors" for part in (1, 2)]
+    (folder / "model.safetensors").rename(folder / names[0])
+    index = {"weight_map": dict(zip(["some.weight", "another.weight"], names, strict=True))}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 def as_on_processes(count: int):
@@ -120,6 +140,13 @@ def as_on_processes(count: int):
         (lambda folder: (folder / "rng_state.pth").unlink(), "holds no random states"),
         (lambda folder: (folder / "trainer_state.json").unlink(), "holds no trainer_state.json that can be read"),
         (lambda folder: (folder / "trainer_state.json").write_text('{"glob'), "holds no trainer_state.json that can"),
+        (
+            state_with(lambda state: {"global_step": state["global_step"]}),
+            "holds no trainer_state.json that can be read",
+        ),
+        (state_with(lambda state: {**state, "global_step": "2"}), "holds no trainer_state.json that can be read"),
+        (state_with(lambda state: [state]), "holds no trainer_state.json that can be read"),
+        (split_weights, "holds no model-00002-of-00002.safetensors, which is a part of it; give"),
         (
             lambda folder: (folder / "optimizer.pt").rename(folder / "global_step2"),
             "holds no optimizer states of a plain launch",
@@ -143,8 +170,42 @@ def test_a_finished_run_makes_no_step_more(saved):
     trainer = make_trainer(saved, max_steps=2, **SAVING)
     with pytest.raises(ValueError, match="is at step 2, and `max_steps` 2 leaves none to make; raise it"):
         trainer.train(resume_from_checkpoint=True)
-    trainer.save_model()
-    trainer.save_state()
     with pytest.raises(ValueError, match="holds no optimizer states of a plain launch; give the folder of a whole"):
         trainer.train(resume_from_checkpoint=str(saved))
     assert checkpoint_to_resume(None, trainer.args) is checkpoint_to_resume("False", trainer.args) is None
+
+
+def test_a_new_run_in_an_old_folder_does_not_go_on_from_the_old_one(tmp_path):
+    saving = {**SAVING, "save_total_limit": None}
+    make_trainer(tmp_path, max_steps=4, **saving).train()
+    make_trainer(tmp_path, max_steps=2, learning_rate=1e-3, **saving).train()
+    resumed = make_trainer(tmp_path, max_steps=6, learning_rate=1e-3, **saving)
+    # A copy may have any times.
+    os.utime(tmp_path / "checkpoint-4")
+    with pytest.raises(
+        ValueError, match="true would take .*checkpoint-4', but checkpoint-2 beside it is of another run, .* give the f"
+    ):
+        resumed.train(resume_from_checkpoint=True)
+    for remedy in (str(tmp_path / "checkpoint-2"), True):
+        assert checkpoint_to_resume(remedy, resumed.args) == str(tmp_path / "checkpoint-2")
+        shutil.rmtree(tmp_path / "checkpoint-4", ignore_errors=True)
+
+
+def test_a_part_of_an_fsdp_checkpoint_that_is_missing_or_cut_off(saved, tmp_path):
+    folder = shutil.copytree(saved / "checkpoint-2", tmp_path / "checkpoint-2")
+    for name in ("model.safetensors", "optimizer.pt"):
+        (folder / name).unlink()
+    for name in ("optimizer_0", "pytorch_model_fsdp_0"):
+        torch.distributed.checkpoint.save({"weight": torch.zeros(1000)}, checkpoint_id=folder / name, no_dist=True)
+    args = make_trainer(tmp_path, max_steps=4, **SAVING).args
+    args.fsdp, args.fsdp_config = "full_shard", {"version": 2}
+    assert checkpoint_to_resume(True, args) == str(folder)
+    for part in ("optimizer_0/.metadata", "optimizer_0/__0_0.distcp", "pytorch_model_fsdp_0/__0_0.distcp"):
+        whole = (folder / part).read_bytes()
+        os.truncate(folder / part, len(whole) - 100)
+        with pytest.raises(ValueError, match=f"is damaged, {Path(part).name} is cut off"):
+            checkpoint_to_resume(True, args)
+        (folder / part).unlink()
+        with pytest.raises(ValueError, match=f"holds no {part}, which is a part of it"):
+            checkpoint_to_resume(True, args)
+        (folder / part).write_bytes(whole)

@@ -23,6 +23,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from crop_trl.methods import METHODS
+from crop_trl.resuming import checkpoint_to_resume
 from crop_trl.sharding import check_launch
 
 ROOT = Path(__file__).parents[1]
@@ -215,6 +216,33 @@ def test_a_killed_process_ends_the_others_and_the_run_goes_on_from_its_checkpoin
     same = {"rtol": 0, "atol": 0 if GPUS < 2 else 1e-5}
     assert resumed["loss"] == pytest.approx(whole["loss"], rel=same["rtol"], abs=same["atol"])
     torch.testing.assert_close(resumed["weights"], whole["weights"], **same)
+    refuses_what_it_cannot_go_on_from(tmp_path / "killed", config)
+
+
+def refuses_what_it_cannot_go_on_from(folder: Path, config: str) -> None:
+    """Without a part that one process alone reads, on every process; and launched with another stage of ZeRO."""
+    shared = {"deepspeed_plugin": SimpleNamespace(zero_stage=3)}
+    parts = {
+        "latest": "file `latest`",
+        "global_step2/zero_pp_rank_1_mp_rank_00_optim_states.pt": "optimizer states of process 1 in global_step2",
+        "global_step2/zero_pp_rank_0_mp_rank_00_model_states.pt": "weights of process 0 in global_step2",
+    }
+    if config == "fsdp2":
+        shared = {"fsdp": "full_shard", "fsdp_config": {"version": 2}}
+        parts = {part: part for part in ("optimizer_0/.metadata", "optimizer_0/__1_0.distcp")}
+    checkpoint = folder / "run" / "checkpoint-2"
+    for part, called in parts.items():
+        (checkpoint / part).rename(folder / "hidden")
+        for process in (0, 1):
+            args = asked_for(**shared, process_index=process, local_process_index=process, max_steps=4)
+            with pytest.raises(ValueError, match=f"checkpoint-2' holds no {called}"):
+                checkpoint_to_resume(str(checkpoint), args)
+        (folder / "hidden").rename(checkpoint / part)
+    if config == "zero3":
+        flags = ["--output", str(folder), "--resume", "--placement", "resident"]
+        command, environment = launch_command("zero2", 2, STEPS_SCRIPT, flags)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+        assert done.returncode and "was written under ZeRO-3, and this run launches ZeRO-2" in done.stderr
 
 
 def zero3_without_weights() -> DeepSpeedPlugin:
