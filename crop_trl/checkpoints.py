@@ -1,5 +1,6 @@
 """Checkpoints that are whole or not there at all."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -7,10 +8,16 @@ from pathlib import Path
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import get_last_checkpoint, rotate_checkpoints
 
+from .prompt_order import PROMPT_ORDER, prompt_order
 from .resuming import checkpoint_to_resume
+from .scoring.models import is_adapter
 
 # Not the form of a name that is looked for when a run is resumed.
 UNFINISHED = "checkpoint-unfinished"
+
+
+class SaveError(RuntimeError):
+    """A model or a checkpoint could not be written, for instance to a full disk."""
 
 
 class WholeCheckpoints:
@@ -24,26 +31,58 @@ class WholeCheckpoints:
 
     state: TrainerState
     _staging: str | None = None
+    _order: dict | None = None
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs):
         """See [`~transformers.Trainer.train`]. Raises `ValueError` for a checkpoint that cannot be gone on from."""
-        return super().train(checkpoint_to_resume(resume_from_checkpoint, self.args), **kwargs)
+        adapter = is_adapter(self.model)
+        checkpoint = checkpoint_to_resume(resume_from_checkpoint, self.args, self.train_dataset, adapter)
+        self._order = None
+        return super().train(checkpoint, **kwargs)
 
     def _get_output_dir(self, trial) -> str:
         return self._staging or super()._get_output_dir(trial)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save a whole model that can be loaded, also where checkpoints are shards."""
-        plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
-        if plugin is None or _internal_call:
+        """Save a whole model that can be loaded, also where checkpoints are shards. Raises [`SaveError`]."""
+        if _internal_call:
             return super().save_model(output_dir, _internal_call)
-        # A checkpoint may be in shards, but what a user asks for is a model to load; of shards nothing would be saved.
-        usual = plugin.state_dict_type
-        plugin.set_state_dict_type("FULL_STATE_DICT")
+        folder = output_dir or self.args.output_dir
+        plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
+        usual = getattr(plugin, "state_dict_type", None)
         try:
+            if plugin is not None:
+                # A checkpoint may be in shards, but a user asks for a model to load; of shards nothing would be saved.
+                plugin.set_state_dict_type("FULL_STATE_DICT")
             super().save_model(output_dir, _internal_call)
+        except Exception as error:
+            said = self._failed_to_save(f"the model to {folder!r}", Path(folder), error)
+            then = self._resume_from(Path(self.args.output_dir))
+            raise SaveError(f"{said}, and one there may be cut off; mend that, then {then}.") from error
         finally:
-            plugin.set_state_dict_type(usual)
+            if plugin is not None:
+                plugin.set_state_dict_type(usual)
+
+    def save_state(self) -> None:
+        """See [`~transformers.Trainer.save_state`]. Raises [`SaveError`]."""
+        try:
+            super().save_state()
+        except OSError as error:
+            said = self._failed_to_save("trainer_state.json", Path(self.args.output_dir), error)
+            raise SaveError(f"{said}; mend that, then {self._resume_from(Path(self.args.output_dir))}.") from error
+
+    def _failed_to_save(self, what: str, folder: Path, error: Exception) -> str:
+        """Who failed to save what, with how much room, and why."""
+        while not folder.exists():
+            folder = folder.absolute().parent
+        free = shutil.disk_usage(folder).free / 2**30
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return f"Process {self.args.process_index} could not save {what} with {free:.1f} GiB free ({reason})"
+
+    @staticmethod
+    def _resume_from(run_dir: Path) -> str:
+        last = get_last_checkpoint(str(run_dir)) if run_dir.is_dir() else None
+        return "start anew, since there is no checkpoint" if last is None else f"resume from {last}, which is whole"
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         # Uploads go on in the background, and the folder is about to be renamed.
@@ -60,20 +99,18 @@ class WholeCheckpoints:
         self._staging = str(staging)
         try:
             super()._save_checkpoint(model, trial)
+            if self.args.should_save:
+                if self._order is None:
+                    self._order = prompt_order(self.args, self.train_dataset)
+                (written / PROMPT_ORDER).write_text(json.dumps(self._order, indent=2) + "\n")
             if self.state.best_model_checkpoint == str(written):
                 self.state.best_model_checkpoint = str(final)
                 if self.args.should_save:
                     self.state.save_to_json(str(written / "trainer_state.json"))
         except Exception as error:
-            free = shutil.disk_usage(run_dir).free / 2**30
+            said = self._failed_to_save(final.name, run_dir, error)
             shutil.rmtree(staging, ignore_errors=True)
-            last = get_last_checkpoint(str(run_dir)) if run_dir.is_dir() else None
-            remedy = "there is none before it" if last is None else f"{last} is whole, resume from it"
-            raise RuntimeError(
-                f"Process {self.args.process_index} could not save {final.name} "
-                f"with {free:.1f} GiB free "
-                f"({str(error).splitlines()[0] if str(error) else type(error).__name__}); {remedy} once there is room."
-            ) from error
+            raise SaveError(f"{said}; mend that, then {self._resume_from(run_dir)}.") from error
         finally:
             self._staging = None
         self._rename(written, final)

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch.distributed.checkpoint import FileSystemReader
 from transformers.trainer_utils import get_last_checkpoint
 
+from .prompt_order import order_troubles
 from .sharding import launch_kind
 
 # Where each way of sharing keeps the states of the optimizer.
@@ -29,7 +30,7 @@ _WHOLE = "give the folder of a whole checkpoint"
 _AS_WRITTEN = f"{_WHOLE}, launched as it was written"
 
 
-def checkpoint_to_resume(given: str | bool | None, args) -> str | None:
+def checkpoint_to_resume(given: str | bool | None, args, rows=None, adapter: bool | None = None) -> str | None:
     """
     The checkpoint that a run goes on from.
 
@@ -38,13 +39,16 @@ def checkpoint_to_resume(given: str | bool | None, args) -> str | None:
     Args:
         given (`str` or `bool`, *optional*): A checkpoint's folder, or true for the last in the run's folder.
         args ([`~crop_trl.CROPConfig`]): Of the run.
+        rows (`datasets.Dataset`, *optional*): The training rows; without them, only settings are compared.
+        adapter (`bool`, *optional*): Whether the run trains an adapter; `None` where that is not known yet.
 
     Returns:
         `str` or `None`: Its folder; `None` for a run from the start.
 
     Raises:
         `ValueError`: there is none, it is one of several runs in the run's folder, a file of it is missing or cut off,
-        it is of another number of processes or another way of sharing, or it leaves no step to make.
+        it is of another number of processes, another way of sharing or another kind of student, its steps took other
+        prompts than those of this run would, or it leaves no step to make.
     """
     if given is None or str(given).lower() == "false":
         return None
@@ -58,7 +62,7 @@ def checkpoint_to_resume(given: str | bool | None, args) -> str | None:
         raise ValueError(
             f"`resume_from_checkpoint` {str(given)!r} is no folder; give a checkpoint's, or true for the last."
         )
-    for trouble in _troubles(folder, args):
+    for trouble in _troubles(folder, args, rows, adapter):
         raise ValueError(f"`resume_from_checkpoint` {str(given)!r} {trouble}.")
     return str(folder)
 
@@ -97,7 +101,7 @@ def _check_one_run(last: Path) -> None:
             )
 
 
-def _troubles(folder: Path, args) -> Iterator[str]:
+def _troubles(folder: Path, args, rows, adapter: bool | None) -> Iterator[str]:
     """What keeps a run from going on from a folder as if it had never stopped, and what to do."""
     state = _read_state(folder)
     if state is None:
@@ -116,6 +120,8 @@ def _troubles(folder: Path, args) -> Iterator[str]:
     yield from _process_troubles(folder, args)
     if kind == "deepspeed":
         yield from _deepspeed_troubles(folder, args)
+    yield from _student_troubles(folder, adapter)
+    yield from order_troubles(folder, args, rows)
     for name in _missing(folder):
         yield f"holds no {name}, which is a part of it; {_AS_WRITTEN}"
     for path in _cut_off(folder):
@@ -145,6 +151,18 @@ def _process_troubles(folder: Path, args) -> Iterator[str]:
         f"holds the states of {len(saved)} process{'es' * (len(saved) > 1)}, and this run has {size}; launch as many, "
         "or start a new run from its weights (`model_name_or_path`)"
     )
+
+
+def _student_troubles(folder: Path, adapter: bool | None) -> Iterator[str]:
+    # Named adapters have folders of their own; a checkpoint in FSDP's shards holds neither file.
+    held = any(path for pattern in ("adapter_config.json", "*/adapter_config.json") for path in folder.glob(pattern))
+    if held and adapter is False:
+        yield "holds an adapter, and this run trains the whole model; set `peft_config` (`use_peft`) as it was"
+    if adapter and not held and (folder / "config.json").exists():
+        yield (
+            "holds a whole model, and this run trains an adapter (`peft_config`); leave that off, or start a new run "
+            "from its weights (`model_name_or_path`)"
+        )
 
 
 def _deepspeed_troubles(folder: Path, args) -> Iterator[str]:

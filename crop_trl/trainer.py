@@ -31,11 +31,12 @@ from .export import SelectionExport
 from .loss import opd_advantages, sampled_opd_loss
 from .metrics import StepMetrics
 from .reporting import place_reports, start_reports
+from .resuming import checkpoint_to_resume
 from .rotary import restore_rotary_frequencies
 from .scoring import Scorer, TopKLogprobs
 from .scoring.head import add_token_head, sees_padding
 from .scoring.local import LocalScorer
-from .scoring.models import check_adapter, connect_teacher, make_teacher, warn_of_coarse_weights
+from .scoring.models import check_adapter, connect_teacher, is_adapter, make_teacher, warn_of_coarse_weights
 from .scoring.preflight import PreflightReport, run_preflight
 from .sharding import gather_by_layer, is_sharded, keep_full_outputs
 from .signals import NEGATIVE, PROMPT_COLUMNS, collect_signals, draw_negatives, prompt_kinds, tokenize_variants
@@ -125,6 +126,8 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
             kinds = prompt_kinds(methods.get_method(args.method).needs)
             train_dataset = data.prepare_prompts(train_dataset, kinds, tokenizer, args)
         data.check_output_dir(args)
+        adapter = kwargs.get("peft_config") is not None or is_adapter(model)
+        checkpoint_to_resume(args.resume_from_checkpoint, args, train_dataset, adapter)
         super().__init__(
             model=model,
             reward_funcs=no_reward if unrewarded else reward_funcs,

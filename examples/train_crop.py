@@ -22,6 +22,7 @@ import yaml
 from trl import ModelConfig, TrlParser, get_peft_config
 
 from crop_trl import CROPConfig, CROPTrainer
+from crop_trl.checkpoints import SaveError
 from crop_trl.evaluation.grading import accuracy_reward
 from crop_trl.memory import warn_of_memory
 from crop_trl.reporting import start_reports
@@ -180,6 +181,16 @@ def save_heatmap(trainer: CROPTrainer, folder: Path) -> None:
         print(f"Tokens chosen in one held-out response: {folder / 'heatmap.png'} and {folder / 'heatmap.html'}")
 
 
+def train_and_save(trainer: CROPTrainer) -> None:
+    """Train, then save the model and the log of the run, where evaluation looks for the last truncation share."""
+    try:
+        trainer.train(resume_from_checkpoint=trainer.args.resume_from_checkpoint)
+        trainer.save_model()
+        trainer.save_state()
+    except SaveError as error:
+        sys.exit(f"error: {error}")
+
+
 def main(argv: list[str] | None = None) -> None:
     """Parse, train, evaluate, draw."""
     # Deprecations inside the libraries, which nobody who runs this script can act on.
@@ -197,11 +208,8 @@ def main(argv: list[str] | None = None) -> None:
     else:
         if args.eval_on_start and trainer.accelerator.is_main_process:
             print(f"Evaluating the student on {len(trainer.eval_dataset)} held-out problems, then training.")
-        trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+        train_and_save(trainer)
         before = next((entry[ACCURACY] for entry in trainer.state.log_history if ACCURACY in entry), None)
-        trainer.save_model()
-        # The log of the run, where evaluation looks for the truncation share of the last step.
-        trainer.save_state()
         after = evaluate(trainer)
     if trainer.accelerator.is_main_process:
         result = {

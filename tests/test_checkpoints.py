@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint
-from tiny import flat_weights, make_trainer, metric
+from peft import LoraConfig
+from tiny import flat_weights, make_rows, make_trainer, metric
 from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
+from crop_trl.checkpoints import SaveError
 from crop_trl.resuming import checkpoint_to_resume
 
 SAVING = {"save_strategy": "steps", "save_steps": 2, "save_total_limit": 1}
@@ -45,7 +47,7 @@ def test_a_full_disk_leaves_the_last_whole_checkpoint(tmp_path, broken):
     stopped = make_trainer(tmp_path / "stopped", max_steps=4, callbacks=[no_room], **SAVING)
     try:
         with pytest.raises(
-            RuntimeError, match="could not save checkpoint-4 with .* GiB free.*checkpoint-2 is whole, resume from it"
+            SaveError, match="could not save checkpoint-4 with .* GiB free.*resume from .*checkpoint-2, which is whole"
         ):
             stopped.train()
     finally:
@@ -57,6 +59,21 @@ def test_a_full_disk_leaves_the_last_whole_checkpoint(tmp_path, broken):
     assert metric(resumed, "selection/selected_tokens") == metric(whole, "selection/selected_tokens")
     torch.testing.assert_close(flat_weights(resumed.model), flat_weights(whole.model), rtol=0, atol=0)
     assert [path.name for path in (tmp_path / "stopped").glob("checkpoint-*")] == ["checkpoint-4"]
+
+
+def test_the_last_model_on_a_full_disk(tmp_path):
+    trainer = make_trainer(tmp_path, max_steps=2, **SAVING)
+    trainer.train()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for save, size, what in ((trainer.save_model, 50_000, "the model to "), (trainer.save_state, 500, "trainer_state")):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+        try:
+            with pytest.raises(
+                SaveError, match=f"could not save {what}.* GiB free .*too large.*resume from .*checkpoint-2, which is w"
+            ):
+                save()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_what_a_killed_process_left_is_no_checkpoint(tmp_path):
@@ -153,6 +170,10 @@ def as_on_processes(count: int):
         ),
         (cut("model.safetensors"), "is damaged, model.safetensors is cut off"),
         (cut("optimizer.pt"), "is damaged, optimizer.pt is cut off"),
+        (
+            lambda folder: (folder / "prompt_order.json").write_text("[1]"),
+            "holds no prompt_order.json that can be read",
+        ),
         (as_on_processes(2), "holds the states of 2 processes, and this run has 1; launch as many"),
     ],
 )
@@ -209,3 +230,70 @@ def test_a_part_of_an_fsdp_checkpoint_that_is_missing_or_cut_off(saved, tmp_path
         with pytest.raises(ValueError, match=f"holds no {part}, which is a part of it"):
             checkpoint_to_resume(True, args)
         (folder / part).write_bytes(whole)
+
+
+ORDERS = [
+    (
+        {"num_generations": 2},
+        r"was written with `num_generations` 4 \(now 2\), so that its steps took other prompts; set",
+    ),
+    (
+        {"per_device_train_batch_size": 4},
+        r"was written with `per_device_train_batch_size` 8 \(now 4\), so that its steps took other prompts",
+    ),
+    ({"steps_per_generation": 2}, r"was written with `steps_per_generation` 1 \(now 2\), so that"),
+    ({"num_iterations": 2}, r"was written with `num_iterations` 1 \(now 2\), so that"),
+    (
+        {"shuffle_dataset": True, "seed": 7},
+        "took its prompts with `shuffle_dataset` false, and this run has `shuffle_dataset` true and `seed` 7; set",
+    ),
+    ({"rows": make_rows(20)}, "was trained on 16 prompts, and this run has 20; give the dataset"),
+    (
+        {"rows": make_rows(16, seed=1)},
+        "was trained on 16 prompts, and this run has 16 other ones, or in another order; g",
+    ),
+    ({"rows": make_rows(16).select(range(15, -1, -1))}, ".* this run has 16 other ones, or in another order; g"),
+]
+
+
+@pytest.mark.parametrize("changed, sentence", ORDERS)
+def test_other_prompts_than_the_run_would_have_taken(saved, tmp_path, changed, sentence):
+    folder = shutil.copytree(saved / "checkpoint-2", tmp_path / "checkpoint-2")
+    trainer = make_trainer(tmp_path, max_steps=4, **changed, **SAVING)
+    with pytest.raises(ValueError, match=f"checkpoint-2' {sentence}"):
+        trainer.train(resume_from_checkpoint=True)
+    # Before a model is loaded, where the settings say it already.
+    with pytest.raises(ValueError, match=f"checkpoint-2' {sentence}"):
+        make_trainer(tmp_path, student="nowhere", max_steps=4, resume_from_checkpoint="true", **changed, **SAVING)
+    # An earlier version wrote nothing of it.
+    (folder / "prompt_order.json").unlink()
+    assert checkpoint_to_resume(True, trainer.args, trainer.train_dataset) == str(folder)
+
+
+def test_what_may_change_when_a_run_goes_on(saved, tmp_path):
+    """Half the micro-batch in twice as many, another schedule, a seed that nothing is drawn with, rows made anew."""
+    shutil.copytree(saved / "checkpoint-2", tmp_path / "checkpoint-2")
+    parts = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    trainer = make_trainer(tmp_path, rows=make_rows(16), max_steps=3, learning_rate=1e-3, seed=9, **parts, **SAVING)
+    trainer.train(resume_from_checkpoint=True)
+    whole = make_trainer(tmp_path / "whole", max_steps=3)
+    whole.train()
+    assert trainer.state.global_step == 3 and list(trainer._logs["prompt"]) == list(whole._logs["prompt"])
+
+
+def test_an_adapter_and_a_whole_model_are_not_gone_on_from_alike(saved, tmp_path):
+    lora = {"peft_config": LoraConfig(r=2, target_modules="all-linear")}
+    shutil.copytree(saved / "checkpoint-2", tmp_path / "whole" / "checkpoint-2")
+    make_trainer(tmp_path / "adapter", max_steps=2, **lora, **SAVING).train()
+    for held, other, sentence in (
+        ("whole", lora, "holds a whole model, and"),
+        ("adapter", {}, "holds an adapter, and"),
+    ):
+        trainer = make_trainer(tmp_path / held, max_steps=4, **other, **SAVING)
+        with pytest.raises(ValueError, match=f"checkpoint-2' {sentence} this run trains .*`peft_config`"):
+            trainer.train(resume_from_checkpoint=True)
+        with pytest.raises(ValueError, match=sentence):
+            make_trainer(tmp_path / held, student="nowhere", max_steps=4, resume_from_checkpoint="true", **other)
+    again = make_trainer(tmp_path / "adapter", max_steps=3, **lora, **SAVING)
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 3

@@ -2,9 +2,11 @@
 
 import warnings
 from contextlib import nullcontext
+from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import is_peft_model
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from trl.distributed import DistributedBackend
 
@@ -29,6 +31,13 @@ def check_adapter(model, peft_config) -> None:
                 f"`peft_config` {type(config).__name__} is not supported: it puts positions of its own before the "
                 "prompt; use LoRA or another adapter of the weights."
             )
+
+
+def is_adapter(model) -> bool:
+    """Whether a model, or what a folder holds, is an adapter on another model."""
+    if isinstance(model, str):
+        return (Path(model) / "adapter_config.json").exists()
+    return is_peft_model(model) or getattr(model, "_hf_peft_config_loaded", False)
 
 
 def warn_of_coarse_weights(student: torch.nn.Module, learning_rate: float) -> None:

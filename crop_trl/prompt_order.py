@@ -1,0 +1,91 @@
+"""What decides which prompts a step takes, kept in each checkpoint.
+
+A resumed run passes over as many prompts as its own settings would have taken up to the checkpoint. Those are the ones
+that were taken only while these settings and the prompts are the same.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+
+PROMPT_ORDER = "prompt_order.json"
+# Of the settings, those that a step's share of the prompts follows from.
+_SETTINGS = (
+    *("prompts_per_step", "num_generations", "per_device_train_batch_size", "gradient_accumulation_steps"),
+    *("steps_per_generation", "num_iterations"),
+)
+
+
+def prompt_order(args, rows=None) -> dict[str, Any]:
+    """
+    What decides which prompts a step takes.
+
+    Args:
+        args ([`~crop_trl.CROPConfig`]): Of the run.
+        rows (`datasets.Dataset`, *optional*): The training rows. What cannot be read twice is left out.
+
+    Returns:
+        `dict`, of what JSON can hold.
+    """
+    order = {
+        "prompts_per_rollout_batch": args.generation_batch_size // args.num_generations,
+        "steps_per_rollout_batch": args.windows_per_generation * args.num_iterations,
+        # A seed that nothing is drawn with may change.
+        "shuffle_seed": args.seed if args.shuffle_dataset else None,
+        "settings": {name: getattr(args, name) for name in _SETTINGS},
+    }
+    if isinstance(rows, Dataset):
+        order |= {"num_prompts": len(rows), "prompts_sha256": _fingerprint(rows)}
+    return order
+
+
+def _fingerprint(rows: Dataset) -> str:
+    """Of the prompts in their order; the library's own differs between two that were made alike."""
+    digest = hashlib.sha256()
+    for several in rows.with_format(None).select_columns(["prompt"]).iter(1000):
+        for prompt in several["prompt"]:
+            digest.update(json.dumps(prompt, sort_keys=True, default=str).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def order_troubles(folder: Path, args, rows=None) -> Iterator[str]:
+    """
+    Why a run would not take the prompts that come after a checkpoint's, and what to do.
+
+    Args:
+        folder (`Path`): The checkpoint. One of an earlier version holds nothing of it, and is gone on from.
+        args ([`~crop_trl.CROPConfig`]): Of the run.
+        rows (`datasets.Dataset`, *optional*): The training rows; without them only settings are compared.
+    """
+    if args.ignore_data_skip or not (folder / PROMPT_ORDER).exists():
+        return
+    try:
+        theirs = json.loads((folder / PROMPT_ORDER).read_text())
+        settings = dict(theirs["settings"])
+    except (OSError, ValueError, KeyError, TypeError):
+        yield f"holds no {PROMPT_ORDER} that can be read; give the folder of a whole checkpoint"
+        return
+    ours = prompt_order(args, rows)
+    changed = [name for name in ours if name != "settings" and theirs.get(name, ours[name]) != ours[name]]
+    remedy = "or start a new run from its weights (`model_name_or_path`)"
+    if {"prompts_per_rollout_batch", "steps_per_rollout_batch"} & set(changed):
+        pairs = [(name, settings.get(name), now) for name, now in ours["settings"].items()]
+        named = ", ".join(f"`{name}` {was} (now {now})" for name, was, now in pairs if was != now)
+        yield f"was written with {named}, so that its steps took other prompts; set what it had, {remedy}"
+    elif "shuffle_seed" in changed:
+        was, now = (
+            "`shuffle_dataset` false" if seed is None else f"`shuffle_dataset` true and `seed` {seed}"
+            for seed in (theirs["shuffle_seed"], ours["shuffle_seed"])
+        )
+        yield f"took its prompts with {was}, and this run has {now}; set what it had, {remedy}"
+    elif changed:
+        same = theirs["num_prompts"] == ours["num_prompts"]
+        yield (
+            f"was trained on {theirs['num_prompts']} prompts, and this run has {ours['num_prompts']}"
+            f"{' other ones, or in another order' * same}; give the dataset, the prompt template and the "
+            f"`max_prompt_length` that it had, {remedy}"
+        )
