@@ -1,6 +1,7 @@
 """The training script on the embedded task: a short run, and what a user gets to read for a mistake."""
 
 import json
+import resource
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,17 @@ def test_an_output_folder_that_cannot_be_written(tmp_path):
         SystemExit, match=r"error: `output_dir` '.*file/out' cannot be written \(Not a directory\); give"
     ):
         train_crop.main([*TINY, "--output_dir", str(tmp_path / "file" / "out")])
+
+
+def test_a_disk_that_is_full_when_the_model_is_saved(tmp_path):
+    """The error status is that of a text handed to `sys.exit`, 1."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
+    try:
+        with pytest.raises(SystemExit, match="error: Process 0 could not save the model to .* GiB free .*too large"):
+            run(tmp_path, "--max_steps", "1", "--heatmap", "false", "--reward", "none")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_several_counterfactuals_and_lora(tmp_path):
