@@ -6,11 +6,12 @@ that were taken only while these settings and the prompts are the same.
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
+from torch.utils.data import Sampler
 
 PROMPT_ORDER = "prompt_order.json"
 # Of the settings, those that a step's share of the prompts follows from.
@@ -18,6 +19,28 @@ _SETTINGS = (
     *("prompts_per_step", "num_generations", "per_device_train_batch_size", "gradient_accumulation_steps"),
     *("steps_per_generation", "num_iterations"),
 )
+
+
+class ShuffledByEpoch(Sampler):
+    """
+    Makes the order of an epoch follow from the seed and its number alone.
+
+    A generator that goes on from epoch to epoch would give a run that resumes in the third the order of the first.
+
+    Args:
+        sampler ([`~torch.utils.data.Sampler`]): With the `generator` that it shuffles by and the `seed` of that.
+        epoch (callable): Number of the epoch that is about to be read, from 0.
+    """
+
+    def __init__(self, sampler: Sampler, epoch: Callable[[], int]):
+        self.sampler, self.epoch = sampler, epoch
+
+    def __iter__(self) -> Iterator[int]:
+        self.sampler.generator.manual_seed(self.sampler.seed + self.epoch())
+        return iter(self.sampler)
+
+    def __len__(self) -> int:
+        return len(self.sampler)
 
 
 def prompt_order(args, rows=None) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from .distributed import gather_ragged, largest_of
 from .export import SelectionExport
 from .loss import opd_advantages, sampled_opd_loss
 from .metrics import StepMetrics
+from .prompt_order import ShuffledByEpoch
 from .reporting import place_reports, start_reports
 from .resuming import checkpoint_to_resume
 from .rotary import restore_rotary_frequencies
@@ -204,6 +205,10 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         super()._set_signature_columns_if_needed()
         columns = [name for column in PROMPT_COLUMNS.values() for name in (column, column + "s")]
         self._signature_columns = list(dict.fromkeys([*self._signature_columns, *columns, "answer"]))
+
+    def _get_train_sampler(self, dataset=None):
+        sampler = super()._get_train_sampler(dataset)
+        return ShuffledByEpoch(sampler, lambda: int(self.state.epoch or 0)) if self.shuffle_dataset else sampler
 
     # ---------------------------------------------------------------- rollout and scoring
 

@@ -14,6 +14,7 @@ from tiny import flat_weights, make_rows, make_trainer, metric
 from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
+from crop_trl.callbacks import RolloutCallback
 from crop_trl.checkpoints import SaveError
 from crop_trl.resuming import checkpoint_to_resume
 
@@ -33,6 +34,16 @@ class NoRoom(TrainerCallback):
 
     def lift(self):
         resource.setrlimit(resource.RLIMIT_FSIZE, self.limits)
+
+
+class Prompts(RolloutCallback):
+    """The rows whose prompts were sampled from, two in each step."""
+
+    def __init__(self):
+        self.ids = []
+
+    def on_rollout(self, args, state, control, rollout, **kwargs):
+        self.ids += dict.fromkeys(row["id"] for row in rollout.rows)
 
 
 @pytest.mark.parametrize("broken", ["model.safetensors", "optimizer.pt"])
@@ -297,3 +308,16 @@ def test_an_adapter_and_a_whole_model_are_not_gone_on_from_alike(saved, tmp_path
     again = make_trainer(tmp_path / "adapter", max_steps=3, **lora, **SAVING)
     again.train(resume_from_checkpoint=True)
     assert again.state.global_step == 3
+
+
+def test_a_run_goes_on_in_a_later_epoch_with_the_order_of_that_epoch(tmp_path):
+    """Four steps make an epoch; saved within the second and resumed, within the third and at its beginning."""
+    settings = {"rows": make_rows(8), "shuffle_dataset": True, **SAVING, "save_steps": 1, "save_total_limit": None}
+    whole = make_trainer(tmp_path, max_steps=10, callbacks=[seen := Prompts()], **settings)
+    whole.train()
+    assert sorted(seen.ids[:8]) == sorted(seen.ids[8:16]) and seen.ids[:8] != seen.ids[8:16]
+    for step in (4, 6, 9):
+        resumed = make_trainer(tmp_path, max_steps=10, callbacks=[again := Prompts()], **settings)
+        resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+        assert again.ids == seen.ids[2 * step :]
+        torch.testing.assert_close(flat_weights(resumed.model), flat_weights(whole.model), rtol=0, atol=0)
