@@ -17,6 +17,7 @@ import torch
 from baseline import add_measurement_arguments, record
 from datasets import Dataset
 from shapes import (
+    SHAPES,
     add_rollout_arguments,
     draw_lengths,
     draw_responses,
@@ -148,8 +149,8 @@ def in_process(side: str, rows: list[int], with_rollout: bool) -> dict:
 def main() -> None:
     """Parse, measure, record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--student", default="1.7B")
-    parser.add_argument("--teacher", default="4B")
+    parser.add_argument("--student", default="1.7B", choices=SHAPES)
+    parser.add_argument("--teacher", default="4B", choices=SHAPES)
     add_rollout_arguments(parser)
     parser.add_argument("--our-rows", type=int, nargs="+", default=[8])
     parser.add_argument("--peer-rows", type=int, nargs="+", default=[4, 2, 1], help="largest first")
@@ -161,6 +162,8 @@ def main() -> None:
     parser.add_argument("--try-rows", type=int, nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--with-rollout", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if (most := max(*args.our_rows, *args.peer_rows)) > args.responses:
+        parser.error(f"--our-rows or --peer-rows {most} is more than --responses {args.responses}")
     if args.side:
         print(json.dumps(measure(args)), flush=True)
         return

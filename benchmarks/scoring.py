@@ -11,7 +11,7 @@ import argparse
 
 import torch
 from baseline import GIB, add_measurement_arguments, compare, peak_gib, record, seconds
-from shapes import add_rollout_arguments, draw_lengths, draw_prompts, draw_responses, make_model, make_tokenizer
+from shapes import SHAPES, add_rollout_arguments, draw_lengths, draw_prompts, draw_responses, make_model, make_tokenizer
 
 from crop_trl.compilation import compile_layers
 from crop_trl.methods import METHODS, SelectionSettings, select
@@ -47,7 +47,7 @@ def padded_passes(model, prompts, responses, rows_per_batch, device):
 def main() -> None:
     """Parse, measure, record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", default="4B")
+    parser.add_argument("--shape", default="4B", choices=SHAPES)
     add_rollout_arguments(parser)
     parser.add_argument("--top-k", type=int, default=16)
     parser.add_argument("--budgets", type=int, nargs="+", default=[8_192, 16_384, 32_768])

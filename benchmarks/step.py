@@ -15,7 +15,7 @@ import torch
 from ahead import AheadScorer, watch
 from baseline import add_measurement_arguments, record
 from datasets import Dataset
-from shapes import add_rollout_arguments, draw_lengths, draw_rows, make_model, make_tokenizer, save_model
+from shapes import SHAPES, add_rollout_arguments, draw_lengths, draw_rows, make_model, make_tokenizer, save_model
 from trainers import StepClock, given_lengths
 
 from crop_trl import CROPConfig, CROPTrainer
@@ -83,8 +83,8 @@ def score_ahead(trainer: CROPTrainer) -> AheadScorer:
 def main() -> None:
     """Parse, measure, record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--student", default="1.7B")
-    parser.add_argument("--teacher", default="4B")
+    parser.add_argument("--student", default="1.7B", choices=SHAPES)
+    parser.add_argument("--teacher", default="4B", choices=SHAPES)
     add_rollout_arguments(parser)
     parser.add_argument("--rows", type=int, default=4, help="responses of a micro-batch, on average")
     parser.add_argument("--warmup", type=int, default=2, help="steps of each method that are not counted")
@@ -97,6 +97,8 @@ def main() -> None:
     parser.add_argument("--ahead", action="store_true")
     add_measurement_arguments(parser, repeats=2)
     args = parser.parse_args()
+    if args.ahead and not args.vllm:
+        parser.error("--ahead needs --vllm, whose responses finish one by one")
 
     methods = ["crop", "opd"]
     trainer = make_trainer(args, methods)

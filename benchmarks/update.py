@@ -14,6 +14,7 @@ import torch
 from baseline import add_measurement_arguments, kernel_table, record
 from datasets import Dataset
 from shapes import (
+    SHAPES,
     add_rollout_arguments,
     draw_lengths,
     draw_responses,
@@ -87,7 +88,7 @@ def run(kind, model, args, rows: int, methods=(), checkpointing: bool = True, pr
 def main() -> None:
     """Parse, measure, record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", default="1.7B")
+    parser.add_argument("--shape", default="1.7B", choices=SHAPES)
     add_rollout_arguments(parser)
     parser.add_argument("--rows", type=int, nargs="+", default=[4, 8])
     parser.add_argument("--profile", action="store_true", help="also print the kernels of a masked step")
@@ -95,6 +96,8 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="then the same with `compile_layers`")
     add_measurement_arguments(parser, repeats=2)
     args = parser.parse_args()
+    if max(args.rows) > args.responses:
+        parser.error(f"--rows {max(args.rows)} is more than --responses {args.responses}")
     args.vocab = make_config(args.shape).vocab_size
 
     model = make_model(args.shape, args.device)

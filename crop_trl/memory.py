@@ -129,8 +129,8 @@ class MemoryPlan:
         parts = self.phases[phase]
         largest = max((p for p in parts if p in _REMEDIES), key=parts.get)
         return (
-            f"The {phase} phase needs about {self.peak:.0f} GiB of a GPU's {self.gpu_gib:.0f} GiB, most of what can be "
-            f"changed for {largest} ({parts[largest]:.1f} GiB): {_REMEDIES[largest]}."
+            f"The {phase} phase needs about {self.peak:.1f} GiB, more than 95 % of a GPU's {self.gpu_gib:.0f} GiB, "
+            f"most of what can be changed for {largest} ({parts[largest]:.1f} GiB): {_REMEDIES[largest]}."
         )
 
     def table(self) -> str:
@@ -145,15 +145,16 @@ class MemoryPlan:
 
 
 _REMEDIES = {
-    "optimizer": "share it with `zero2` or `fsdp2` over several GPUs, or train an adapter (`use_peft`)",
+    "optimizer": "share it with `zero2` or `fsdp2` over several GPUs or over more of them, or train an adapter "
+    "(`use_peft`)",
     "student weights": "share them with `zero3` or `fsdp2`, or take a smaller student",
     "gradients": "share them with `zero2`, or train an adapter (`use_peft`)",
     "teacher weights": "set `teacher_placement` to 'offload' or 'sharded', or put the teacher on a server",
-    "update activations": "lower `per_device_train_batch_size`, or turn `gradient_checkpointing` on",
+    "update activations": "lower `per_device_train_batch_size`, or turn `gradient_checkpointing` on if it is off",
     "scoring activations": "lower `score_tokens_per_batch`",
     "generation cache": "generate with vLLM (`use_vllm`), load an adapter's student in 16 bits (`dtype: bfloat16`), or "
     "lower `prompts_per_step` or `max_completion_length`",
-    "vLLM": "lower `vllm_gpu_memory_utilization`, or turn `vllm_enable_sleep_mode` on",
+    "vLLM": "lower `vllm_gpu_memory_utilization`",
 }
 
 
