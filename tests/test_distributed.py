@@ -251,7 +251,13 @@ def zero3_without_weights() -> DeepSpeedPlugin:
 
 
 def asked_for(**settings) -> SimpleNamespace:
-    defaults = {"deepspeed_plugin": None, "fsdp": None, "fsdp_config": None, "teacher_placement": "resident"}
+    defaults = {
+        "ignore_data_skip": True,
+        "deepspeed_plugin": None,
+        "fsdp": None,
+        "fsdp_config": None,
+        "teacher_placement": "resident",
+    }
     defaults |= {"n_gpu": 1, "use_vllm": False, "vllm_mode": "colocate", "vllm_tensor_parallel_size": 1}
     defaults |= {
         "bf16": False,
