@@ -40,6 +40,8 @@ class StepMetrics:
         means = self._means["eval"]
         for name, values in zip(self.reward_func_names, rewards[mine].unbind(1), strict=True):
             means.add(f"rewards/{name}/mean", values, self._evaluated & ~values.isnan())
+        weighted = (rewards[mine] * self.reward_weights.to(rewards.device)).nansum(1)
+        means.add("reward", weighted, self._evaluated & ~rewards[mine].isnan().all(1))
         lengths = torch.tensor([len(ids) for ids in completion_ids_list], device=rewards.device)
         means.add("completions/mean_length", lengths, self._evaluated)
         return rewards
@@ -74,7 +76,9 @@ class StepMetrics:
     def _log_update(self, inputs: MicroBatch, logprobs, old_logprobs, advantages, entropy) -> None:
         mode = "train" if self.model.training else "eval"
         means = self._means[mode]
-        counted = None if mode == "train" else self._evaluated[inputs.batch.rows]
+        counted = torch.ones_like(entropy, dtype=torch.bool)
+        if mode == "eval":
+            counted = self._evaluated[inputs.batch.rows]
         ratio = torch.exp(logprobs - old_logprobs)
         if mode == "train":
             low = (ratio < 1 - self.epsilon_low) & (advantages < 0)
@@ -87,8 +91,7 @@ class StepMetrics:
         means.add("entropy", entropy, counted)
         if inputs.engine_logprobs is not None:
             gap = (old_logprobs - inputs.engine_logprobs).abs()
-            finite = torch.isfinite(gap)
-            means.add("sampling/sampling_logp_difference/mean", gap, finite if counted is None else finite & counted)
+            means.add("sampling/sampling_logp_difference/mean", gap, torch.isfinite(gap) & counted)
         if mode == "eval":
             # Evaluation logs means over all its tokens: summed here, reduced once in `log`.
             loss = torch.maximum(-ratio * advantages, -ratio.clamp(*self._clip_range) * advantages)

@@ -35,7 +35,7 @@ from .reporting import place_reports, start_reports
 from .resuming import checkpoint_to_resume
 from .rotary import restore_rotary_frequencies
 from .scoring import Scorer, TopKLogprobs
-from .scoring.head import add_token_head, sees_padding
+from .scoring.head import add_token_head
 from .scoring.local import LocalScorer
 from .scoring.models import check_adapter, connect_teacher, is_adapter, make_teacher, warn_of_coarse_weights
 from .scoring.preflight import PreflightReport, run_preflight
@@ -126,9 +126,9 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         if train_dataset is not None:
             kinds = prompt_kinds(methods.get_method(args.method).needs)
             train_dataset = data.prepare_prompts(train_dataset, kinds, tokenizer, args)
-        data.check_output_dir(args)
         adapter = kwargs.get("peft_config") is not None or is_adapter(model)
         checkpoint_to_resume(args.resume_from_checkpoint, args, train_dataset, adapter)
+        data.check_output_dir(args)
         super().__init__(
             model=model,
             reward_funcs=no_reward if unrewarded else reward_funcs,
@@ -160,11 +160,6 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         gather_by_layer(student, self.accelerator)
         if args.compile_layers:
             compile_layers(student)
-        self._layout = {
-            "pad_token_id": self._tokenizer.pad_token_id,
-            "with_attention_mask": sees_padding(student.config),
-            "pad_to_multiple_of": args.pad_to_multiple_of,
-        }
         self.scorers: dict[str, Scorer] = {
             "teacher": make_teacher(teacher, self.model, args, self._tokenizer.pad_token_id, self.accelerator),
             "student": LocalScorer(
@@ -178,6 +173,8 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
                 pad_to_multiple_of=args.pad_to_multiple_of,
             ),
         }
+        # The update lays responses out as the student's scoring does.
+        self._layout = self.scorers["student"].layout
         first_row = next(iter(train_dataset), None) if args.preflight and train_dataset is not None else None
         if first_row is not None:
             self._preflight(first_row)

@@ -26,7 +26,6 @@ from crop_trl.checkpoints import SaveError
 from crop_trl.evaluation.grading import accuracy_reward
 from crop_trl.memory import warn_of_memory
 from crop_trl.reporting import start_reports
-from crop_trl.resuming import checkpoint_to_resume
 from crop_trl.triplets import DEFAULT_PROMPT_TEMPLATE, load_triplets
 
 REWARDS = {"accuracy": accuracy_reward, "none": None}
@@ -112,7 +111,6 @@ def make_trainer(script: ScriptArguments, args: TrainConfig, model: ModelConfig)
                 f"`{name}` is for the student, whose quantised weights are not supported; set `dtype` to bfloat16 with "
                 "`use_peft`, or for the teacher `teacher_quantization`."
             )
-    args.resume_from_checkpoint = checkpoint_to_resume(args.resume_from_checkpoint, args)
     talk = args.process_index == 0
     if script.heatmap and args.train and importlib.util.find_spec("matplotlib") is None:
         raise ValueError("`heatmap` needs matplotlib; install crop-trl[viz], or set `--heatmap false`.")

@@ -22,12 +22,13 @@ def test_a_last_batch_that_is_not_full_counts_for_what_it_holds(tmp_path, batch_
         eval_dataset=make_rows(5, seed=9),
         per_device_eval_batch_size=batch_size,
         reward_funcs=[response_lengths],
-        reward_weights=[0.0],
+        reward_weights=[0.5],
     )
     result = trainer.evaluate()
     assert len(response_lengths.seen) == 20 and len(set(response_lengths.seen)) > 1
     mean = sum(response_lengths.seen) / 20
     assert result["eval_rewards/response_lengths/mean"] == pytest.approx(mean, rel=1e-6)
+    assert result["eval_reward"] == pytest.approx(mean / 2, rel=1e-6)
     assert result["eval_completions/mean_length"] == pytest.approx(mean, rel=1e-6)
 
 

@@ -103,7 +103,7 @@ class LocalScorer:
         if isinstance(model, PreTrainedModel):
             add_token_head(model)
         self._config = getattr(model, "module", model).config
-        self._layout = {
+        self.layout = {
             "pad_token_id": pad_token_id,
             "with_attention_mask": sees_padding(self._config),
             "pad_to_multiple_of": pad_to_multiple_of,
@@ -152,14 +152,14 @@ class LocalScorer:
         sampled_logprobs = torch.zeros(shape, dtype=torch.float32, device=device)
 
         lengths = [
-            padded_length(len(p) + len(c), self._layout["pad_to_multiple_of"])
+            padded_length(len(p) + len(c), self.layout["pad_to_multiple_of"])
             for p, c in zip(prompt_ids, completion_ids, strict=True)
         ]
         groups = group_by_length(lengths, self.tokens_per_batch)
         # Before the first forward: in between, one process would gather weights while another counts.
         idle = 0 if self.agree is None else self.agree(len(groups)) - len(groups)
         for rows in groups:
-            batch = pack(prompt_ids, completion_ids, rows, **self._layout)
+            batch = pack(prompt_ids, completion_ids, rows, **self.layout)
             self.stats.forwards += 1
             self.stats.sequences += len(rows)
             self.stats.tokens += batch.num_tokens
@@ -169,9 +169,9 @@ class LocalScorer:
             token_ids[where] = output.topk_ids.to(device)
             logprobs[where] = output.topk_logprobs.float().to(device)
             sampled_logprobs[where] = output.logprobs.float().to(device)
-        one_token = [[self._layout["pad_token_id"]]]
+        one_token = [[self.layout["pad_token_id"]]]
         for _ in range(idle):
-            batch = pack(one_token, one_token, [0], **self._layout)
+            batch = pack(one_token, one_token, [0], **self.layout)
             self._forward(batch.to(device), k)
 
         completion_lengths = torch.tensor([len(c) for c in completion_ids], device=device)

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from tqdm import tqdm
@@ -101,11 +102,10 @@ class on_interrupt:
         for number in (getattr(signal, name) for name in INTERRUPTS if hasattr(signal, name)):
             if signal.getsignal(number) is signal.SIG_IGN:
                 continue  # `nohup` means it
-            try:
+            # Loops of Windows take no handlers: there a first signal does what it did before.
+            with suppress(NotImplementedError):
                 self._loop.add_signal_handler(number, self._fire)
                 self._set.append(number)
-            except NotImplementedError:  # Windows
-                pass
 
     def __exit__(self, *exception: Any) -> None:
         while self._set:
