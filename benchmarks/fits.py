@@ -21,7 +21,7 @@ from trainers import given_lengths
 from trl import ModelConfig, get_peft_config
 
 from crop_trl import CROPConfig, CROPTrainer
-from crop_trl.memory import ModelShape, plan_memory, settings_from
+from crop_trl.planning.memory import ModelShape, plan_memory, settings_from
 
 GIB = 2**30
 

@@ -16,7 +16,7 @@ from run_settings import read_settings, read_yaml
 from shapes import SHAPES, make_config
 from transformers import AutoConfig
 
-from crop_trl.memory import ModelShape, plan_memory, settings_from
+from crop_trl.planning.memory import ModelShape, plan_memory, settings_from
 
 
 def shape_of(name: str) -> ModelShape:

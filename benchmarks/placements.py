@@ -22,10 +22,10 @@ from accelerate import Accelerator
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from crop_trl import CROPConfig
-from crop_trl.data import render_prompts
 from crop_trl.methods import SelectionSettings, get_method, select
-from crop_trl.scoring.models import connect_teacher, make_teacher
-from crop_trl.signals import collect_signals, prompt_kinds, tokenize_variants
+from crop_trl.prompts import prompt_kinds, render_prompts, tokenize_variants
+from crop_trl.scoring.signals import collect_signals
+from crop_trl.scoring.teacher import connect_teacher, make_teacher
 from crop_trl.triplets import load_triplets
 
 # Settings of CROPConfig by the name of a row; `float32` is the yardstick for those with fewer bits.

@@ -13,8 +13,8 @@ import torch
 from baseline import GIB, add_measurement_arguments, compare, peak_gib, record, seconds
 from shapes import SHAPES, add_rollout_arguments, draw_lengths, draw_prompts, draw_responses, make_model, make_tokenizer
 
-from crop_trl.compilation import compile_layers
 from crop_trl.methods import METHODS, SelectionSettings, select
+from crop_trl.models.compilation import compile_layers
 from crop_trl.scoring.layout import group_by_length, pack
 from crop_trl.scoring.local import LocalScorer
 

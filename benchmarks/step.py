@@ -19,7 +19,7 @@ from shapes import SHAPES, add_rollout_arguments, draw_lengths, draw_rows, make_
 from trainers import StepClock, given_lengths
 
 from crop_trl import CROPConfig, CROPTrainer
-from crop_trl.signals import tokenize_variants
+from crop_trl.prompts import tokenize_variants
 
 PARTS = ("step", "seconds/rollout", "seconds/scoring", "update")
 

@@ -27,7 +27,7 @@ from trainers import GivenResponses, StepClock, UniformTeacher, forget
 from trl import GRPOConfig, GRPOTrainer
 
 from crop_trl import CROPConfig, CROPTrainer
-from crop_trl.compilation import compile_layers
+from crop_trl.models.compilation import compile_layers
 
 
 class GivenCROP(GivenResponses, CROPTrainer):

@@ -9,12 +9,12 @@ from typing import Any
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from trl import GRPOConfig
 
-from .checks import check_number
-from .masking import is_secret, masked
 from .methods import SelectionSettings, get_method
+from .methods.budget import response_budget
+from .models.sharding import check_launch, launched_processes
 from .scoring.placement import check_init_kwargs, check_teacher_settings
-from .selection import response_budget
-from .sharding import check_launch, launched_processes
+from .text import is_secret, masked
+from .training.checks import check_number
 
 # What the masked distillation loss does not define, by field: the only value that works, and why.
 _FIXED = {
@@ -99,7 +99,7 @@ class CROPConfig(GRPOConfig):
             Tokens of one scoring forward, padding included.
         compile_layers (`bool`, *optional*, defaults to `False`):
             Compile the decoder layers of student and local teacher, see
-            [`~crop_trl.compilation.compile_layers`]; needs `use_vllm`, and costs a minute at the start.
+            [`~crop_trl.models.compilation.compile_layers`]; needs `use_vllm`, and costs a minute at the start.
         pad_to_multiple_of (`int`, *optional*):
             Length to whose multiples forwards are padded; by default 8 with `compile_layers`, whose kernels differ
             for other lengths and would be compiled once more, and 1 without.

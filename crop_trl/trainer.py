@@ -20,28 +20,30 @@ from transformers import PreTrainedModel
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
-from . import data, methods
-from .callbacks import EngineGapWatch, RolloutRecord, StepCounter, notify_rollout
-from .cards import ModelCards, public_name, teacher_name
-from .checkpoints import WholeCheckpoints
-from .compilation import compile_layers
+from . import methods
 from .config import CROPConfig
-from .distributed import gather_ragged, largest_of
-from .export import SelectionExport
-from .loss import opd_advantages, sampled_opd_loss
-from .metrics import StepMetrics
-from .prompt_order import ShuffledByEpoch
-from .reporting import place_reports, start_reports
-from .resuming import checkpoint_to_resume
-from .rotary import restore_rotary_frequencies
-from .scoring import Scorer, TopKLogprobs
+from .models.compilation import compile_layers
+from .models.distributed import gather_ragged, largest_of
+from .models.rotary import restore_rotary_frequencies
+from .models.sharding import gather_by_layer, is_sharded, keep_full_outputs
+from .prompts import NEGATIVE, PROMPT_COLUMNS, draw_negatives, prompt_kinds, tokenize_variants
+from .scoring import Scorer
 from .scoring.head import add_token_head
 from .scoring.local import LocalScorer
-from .scoring.models import check_adapter, connect_teacher, is_adapter, make_teacher, warn_of_coarse_weights
 from .scoring.preflight import PreflightReport, run_preflight
-from .sharding import gather_by_layer, is_sharded, keep_full_outputs
-from .signals import NEGATIVE, PROMPT_COLUMNS, collect_signals, draw_negatives, prompt_kinds, tokenize_variants
-from .update import MicroBatch, Rollout, cut_rollout, make_micro_batch
+from .scoring.signals import collect_signals
+from .scoring.teacher import check_adapter, connect_teacher, is_adapter, make_teacher, warn_of_coarse_weights
+from .training import data
+from .training.callbacks import EngineGapWatch, RolloutRecord, StepCounter, notify_rollout
+from .training.cards import ModelCards, public_name, teacher_name
+from .training.checkpoints import WholeCheckpoints
+from .training.export import SelectionExport
+from .training.loss import opd_advantages, sampled_opd_loss
+from .training.metrics import StepMetrics
+from .training.prompt_order import ShuffledByEpoch
+from .training.reporting import place_reports, start_reports
+from .training.resuming import checkpoint_to_resume
+from .training.update import MicroBatch, Rollout, cut_rollout, make_micro_batch
 
 # Evaluation looks at the student as it is: no selection, and so no triplet.
 _EVALUATION_METHOD = "opd"
@@ -277,7 +279,7 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         prompt_ids: list[list[int]],
         completion_ids: list[list[int]],
         needs: Sequence[str],
-    ) -> dict[str, TopKLogprobs | list[TopKLogprobs]]:
+    ) -> methods.Signals:
         """
         Compute signals for responses that were sampled.
 
@@ -287,7 +289,7 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
             needs (sequence of `str`): Names of signals.
 
         Returns:
-            See [`~crop_trl.signals.collect_signals`].
+            See [`~crop_trl.scoring.signals.collect_signals`].
         """
         prompts = {"original": [[ids] for ids in prompt_ids]}
         for kind in prompt_kinds(needs)[1:]:

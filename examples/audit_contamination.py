@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from crop_trl.contamination import audit, check_limits, read_benchmark, read_train
-from crop_trl.contamination_report import apply_verdicts, read_verdicts, summary_markdown, write_report
+from crop_trl.audit.compare import audit, check_limits, read_benchmark, read_train
+from crop_trl.audit.report import apply_verdicts, read_verdicts, summary_markdown, write_report
 
 
 def main() -> None:

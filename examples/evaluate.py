@@ -26,8 +26,7 @@ from crop_trl.evaluation.sampling import (
     VLLMSampler,
     check_dtype,
 )
-from crop_trl.evaluation.store import read_object
-from crop_trl.triplets.record import write_text
+from crop_trl.files import read_object, write_text
 
 BATCH_SIZES = {"hf": 32, "vllm": 512, "server": 64}
 

@@ -16,7 +16,7 @@ from train_crop import ScriptArguments, TrainConfig, make_trainer, read_argument
 from transformers import AutoTokenizer
 from trl import ModelConfig
 
-from crop_trl.bank import RolloutBank, caught_share, collect_bank, kept_overlap
+from crop_trl.analysis.bank import RolloutBank, caught_share, collect_bank, kept_overlap
 from crop_trl.methods import get_method
 
 

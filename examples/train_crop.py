@@ -22,10 +22,10 @@ import yaml
 from trl import ModelConfig, TrlParser, get_peft_config
 
 from crop_trl import CROPConfig, CROPTrainer
-from crop_trl.checkpoints import SaveError
 from crop_trl.evaluation.grading import accuracy_reward
-from crop_trl.memory import warn_of_memory
-from crop_trl.reporting import start_reports
+from crop_trl.planning.memory import warn_of_memory
+from crop_trl.training.checkpoints import SaveError
+from crop_trl.training.reporting import start_reports
 from crop_trl.triplets import DEFAULT_PROMPT_TEMPLATE, load_triplets
 
 REWARDS = {"accuracy": accuracy_reward, "none": None}

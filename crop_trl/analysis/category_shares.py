@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from ..text import token_pieces
 from .categories import CATEGORIES, WordLists, categorize
 from .chart import QUIET, new_figure, save, tidy
-from .heatmap.text import token_pieces
 from .tokens import TokenTable
 
 ALL_TOKENS = "all tokens"

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from ..methods import get_method, select
-from ..scoring import TopKLogprobs
-from ..signals import collect_signals, prompt_kinds, prompt_variants, tokenize_variants
+from ..prompts import prompt_kinds, prompt_variants, tokenize_variants
+from ..scoring.signals import collect_signals
 from .heatmap import MARGIN, SEMANTIC, SURFACE, ResponseHeatmap, response_heatmap, token_pieces
 from .tokens import TokenTable
 
@@ -54,7 +54,7 @@ def inspect_response(trainer, row: Mapping[str, Any]) -> ResponseHeatmap:
     return response_heatmap(
         trainer._tokenizer,
         completion_ids[0],
-        *(first if isinstance(first := signals[name], TopKLogprobs) else first[0] for name in _TRIPLET),
+        *(signals.variants(name)[0] for name in _TRIPLET),
         kept=selection.mask[0],
         prompt=row["prompt"],
         paraphrase_prompt=prompt_variants(row, "paraphrase")[0],

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ..bank import RolloutBank
-from ..divergence import topk_entropy
-from ..export import METADATA_KEY, read_export
 from ..methods import SelectionSettings, get_method
-from ..signals import PROMPT_COLUMNS
+from ..methods.divergence import topk_entropy
+from ..prompts import PROMPT_COLUMNS
+from ..training.export import METADATA_KEY, read_export
+from .bank import RolloutBank
 
 STUDENT_ENTROPY = "student_entropy"
 _NO_MEASURE = ("step", "row", "token_ids", "loss_mask", "kept", "score", *PROMPT_COLUMNS)
@@ -78,7 +78,7 @@ class TokenTable:
         Apply methods to a rollout bank.
 
         Args:
-            bank ([`~crop_trl.bank.RolloutBank`]): Sampled responses with their signals.
+            bank ([`~crop_trl.analysis.bank.RolloutBank`]): Sampled responses with their signals.
             methods (`Sequence[str]`, *optional*): By default every method that ranks and whose signals the bank has.
             settings ([`~crop_trl.methods.SelectionSettings`], *optional*): Budget and settings of the methods.
 

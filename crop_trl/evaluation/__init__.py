@@ -1,5 +1,6 @@
 """Grading and evaluation."""
 
-from .grading import accuracy_reward, extract_boxed, grade, grade_many
+from .grading import accuracy_reward, grade
+from .grading.verdict import extract_boxed, grade_many
 
 __all__ = ["accuracy_reward", "extract_boxed", "grade", "grade_many"]

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..triplets.record import DEFAULT_PROMPT_TEMPLATE, read_jsonl
-from .grading import extract_boxed
+from ..files import read_jsonl
+from ..triplets.record import DEFAULT_PROMPT_TEMPLATE
+from .grading.verdict import extract_boxed
 
 # The eight problems that the paper's audit takes out (table "Verified MATH-500 overlaps").
 MATH_500_OVERLAPS = frozenset(

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from ..triplets.record import check_template, wrap_problem, write_text
+from ..files import read_object, write_text
+from ..triplets.record import check_template, wrap_problem
 from .benchmarks import CLEAN, Benchmark, Example, without
-from .grading import extract_boxed, grade_many, require_algebra
+from .grading.verdict import extract_boxed, grade_many, require_algebra
 from .metrics import average_interval, bootstrap_interval, mean_at_k, pass_at_k
 from .sampling import DecodingSettings, Response, Sampler
-from .store import Generation, Store, drawing_in, pending_chunks, read_object, stored_names
+from .store import Generation, Store, drawing_in, pending_chunks, stored_names
 
 
 @dataclass

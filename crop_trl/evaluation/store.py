@@ -10,7 +10,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from ..triplets.record import write_text
+from ..files import read_object, write_text
 from .benchmarks import Benchmark
 
 
@@ -177,17 +177,6 @@ def drawing_in(folder: str | Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def read_object(path: str | Path, remedy: str) -> dict[str, Any]:
-    """A JSON object from a file. Raises `ValueError` with `remedy` for anything else."""
-    try:
-        value = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
-        raise ValueError(f"{str(path)!r} is not whole JSON (cut off, perhaps); {remedy}.") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{str(path)!r} holds a JSON {type(value).__name__}, not an object; {remedy}.")
-    return value
 
 
 def stored_names(folder: str | Path) -> list[str]:

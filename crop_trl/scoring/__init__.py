@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from .topk import TopKLogprobs
+from ..methods.context import TopKLogprobs
 
 
 @runtime_checkable

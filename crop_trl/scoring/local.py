@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
+from ..methods.context import TopKLogprobs
 from .head import TokenHeadOutput, add_token_head, sees_padding
 from .layout import PackedBatch, group_by_length, pack, padded_length
 from .placement import OffloadedWeights
-from .topk import TopKLogprobs
 
 
 @dataclass

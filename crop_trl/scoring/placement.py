@@ -6,7 +6,7 @@ import time
 import torch
 from transformers import BitsAndBytesConfig
 
-from ..masking import masked
+from ..text import masked
 from .server_health import parse_address
 
 PLACEMENTS = ("resident", "offload", "sharded")

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from ..data import check_rendering, generation_suffix
-from ..signals import PROMPT_COLUMNS, check_scored, tokenize_variants
+from ..prompts import PROMPT_COLUMNS, check_rendering, generation_suffix, tokenize_variants
 from . import Scorer
 from .local import LocalScorer
 from .server import ServerScorer
+from .signals import check_scored
 
 # How far apart the scores of one sequence may be alone and in company, as the mean over its tokens (nats). The matrix
 # products of another batch size add in another order, which rounding turns into differences of about a tenth of these.

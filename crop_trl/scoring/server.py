@@ -17,9 +17,9 @@ import torch
 import urllib3
 from tqdm import tqdm
 
+from ..methods.context import TopKLogprobs
 from .reply import UnreadableReply, WrongReply, parse_json, read_topk
 from .server_health import Failure, Outage, Server, TeacherServerError, request
-from .topk import TopKLogprobs
 
 _TICK = 0.2  # seconds between looks at what there is to say
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import urllib3
 
-from ..masking import masked
+from ..text import masked
 from .reply import UnreadableReply, parse_json
 
 API_KEY = "TEACHER_API_KEY"

@@ -1,8 +1,4 @@
-"""Top-K log-probabilities of a fixed response, and the tiled projection that makes them."""
-
-from __future__ import annotations
-
-from dataclasses import dataclass, fields
+"""The tiled projection that makes top-K log-probabilities."""
 
 import torch
 
@@ -12,44 +8,6 @@ from .tile import tile_topk
 # a GPU multiplies tiles of half the size a seventh slower, while a CPU needs several temporary ones of the same size.
 TILE_ELEMENTS = 2**27
 _CPU_TILE_ELEMENTS = 2**24
-
-
-@dataclass
-class TopKLogprobs:
-    """
-    The K most likely vocabulary entries at each response position, and the log-probability of the response token.
-
-    Log-probabilities are natural, in fp32, of the softmax over every row of the output head, and not renormalised over
-    K. Positions outside `mask` hold zeros.
-
-    Args:
-        token_ids (`torch.Tensor` of shape `[B, T, K]`): Vocabulary ids, most likely first.
-        logprobs (`torch.Tensor` of shape `[B, T, K]`): Their log-probabilities, falling.
-        sampled_logprobs (`torch.Tensor` of shape `[B, T]`): Log-probability of the response token, in K or not.
-        mask (`torch.BoolTensor` of shape `[B, T]`, *optional*): Valid positions; `None` means all.
-    """
-
-    token_ids: torch.Tensor
-    logprobs: torch.Tensor
-    sampled_logprobs: torch.Tensor
-    mask: torch.Tensor | None = None
-
-    @property
-    def top_k(self) -> int:
-        """Number of returned entries, K."""
-        return self.token_ids.size(-1)
-
-    def rows(self, index) -> TopKLogprobs:
-        """The same for a subset of the responses; `index` is anything that indexes the first dimension."""
-        return TopKLogprobs(
-            **{f.name: None if (x := getattr(self, f.name)) is None else x[index] for f in fields(self)}
-        )
-
-    def to(self, device) -> TopKLogprobs:
-        """The same on another device."""
-        return TopKLogprobs(
-            **{f.name: None if (x := getattr(self, f.name)) is None else x.to(device) for f in fields(self)}
-        )
 
 
 def head_transform(config) -> tuple[float | None, float]:

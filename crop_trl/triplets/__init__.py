@@ -3,7 +3,6 @@
 from .record import (
     DEFAULT_PROMPT_TEMPLATE,
     AdapterReport,
-    TripletFormatError,
     build_dataset,
     load_records,
     load_triplets,
@@ -14,7 +13,6 @@ from .record import (
 __all__ = [
     "DEFAULT_PROMPT_TEMPLATE",
     "AdapterReport",
-    "TripletFormatError",
     "build_dataset",
     "load_records",
     "load_triplets",

@@ -9,9 +9,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from ..files import read_jsonl, write_jsonl, write_text
 from .outcome import STATUSES
 from .prompts import Templates
-from .record import FLAGS, PROBLEM_FIELDS, read_jsonl, write_jsonl, write_text
+from .record import FLAGS, PROBLEM_FIELDS
 from .settings import TripletSettings
 from .source import ProblemSet
 

@@ -6,7 +6,6 @@ three when they are turned into prompts.
 """
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+
+from ..files import looks_like_path, read_jsonl
 
 PLACEHOLDER = "{problem}"
 # Asks for \boxed{}, since that is where evaluation looks for the answer. Training, triplets and evaluation share it.
@@ -24,10 +25,6 @@ _MARGIN = " \t\n"  # not all of str.strip(): other white space is screened as co
 PROBLEM_FIELDS = ("original_problem", "paraphrase_problem", "counterfactual_problem")
 PROMPT_COLUMNS = ("prompt", "paraphrase_prompt", "counterfactual_prompt")
 FLAGS = ("triplet_complete", "usable_for_training", "validation_passed")
-
-
-class TripletFormatError(ValueError):
-    """A triplet source that cannot be read as records; the message names file, line and remedy."""
 
 
 def check_template(template: str, setting: str = "prompt_template") -> str:
@@ -59,56 +56,6 @@ def unwrap_problem(text: str, template: str = DEFAULT_PROMPT_TEMPLATE) -> str:
             break
         text = bare[len(before) : len(bare) - len(after)].strip(_MARGIN)
     return text
-
-
-def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
-    """Read a JSONL file. Raises [`TripletFormatError`] naming the line that is not a JSON object."""
-    records = []
-    # Bytes, so that a line in another encoding can be named; a byte order mark at the start is read over.
-    with open(path, "rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if number == 1:
-                line = line.removeprefix(b"\xef\xbb\xbf")
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line.decode("utf-8"))
-            except UnicodeDecodeError:
-                raise TripletFormatError(f"{path}, line {number} is not UTF-8 text; is it a JSONL file?") from None
-            except (ValueError, RecursionError) as error:
-                reason = getattr(error, "msg", None) or str(error).splitlines()[0]
-                raise TripletFormatError(f"{path}, line {number} is not JSON ({reason}); mend or drop it.") from None
-            if not isinstance(record, dict):
-                raise TripletFormatError(f"{path}, line {number} holds a {type(record).__name__}, not a JSON object.")
-            records.append(record)
-    return records
-
-
-def write_text(path: str | Path, text: str) -> None:
-    """
-    Replace a file by `text` in one step: whatever happens, the old or the new content is there.
-
-    Raises:
-        `OSError`: with the file's name, which the system leaves out where it is the disk that is full.
-    """
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            # A lone surrogate, which UTF-8 cannot hold, becomes the escape that JSON reads back.
-            file.write(text.encode("utf-8", "backslashreplace"))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from None
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_jsonl(path: str | Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Replace a JSONL file in one step (see [`write_text`])."""
-    write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
 
 
 @dataclass
@@ -246,11 +193,6 @@ def build_dataset(
     return datasets.Dataset.from_list(rows), report
 
 
-def looks_like_path(source: str) -> bool:
-    """Whether a name can only be that of a file, there or not, and not that of something on the hub."""
-    return Path(source).suffix in (".json", ".jsonl") or source.startswith((".", "/", "~"))
-
-
 def load_records(source: str, split: str = "train", setting: str = "dataset_name") -> list[dict[str, Any]]:
     """
     Read triplet records, or other rows, from a JSONL file or a hub dataset; errors name `setting`.
@@ -262,7 +204,7 @@ def load_records(source: str, split: str = "train", setting: str = "dataset_name
 
     Raises:
         `FileNotFoundError`: `source` looks like a path and no such file exists.
-        `TripletFormatError`: a line that is not a JSON object.
+        `FileFormatError`: a line that is not a JSON object.
     """
     path = Path(source)
     if path.is_file():

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from ..files import write_text
 from .costs import Account, find_prices
 from .ledger import read_entries
 from .outputs import OutputDirectory
 from .reading import CONFIDENCES
-from .record import write_text
 from .source import duplicates_line
 from .validation import REJECTIONS, rejection_reasons
 

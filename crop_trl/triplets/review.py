@@ -13,9 +13,9 @@ from typing import Any
 import jinja2
 from tqdm import tqdm
 
+from ..files import write_text
 from .ledger import Ledger
 from .outputs import OutputDirectory, text_hash
-from .record import write_text
 from .report import write_report
 
 VERDICTS = ("accept", "reject", "unsure")

@@ -25,9 +25,9 @@ from crop_trl.analysis.heatmap import (
     token_pieces,
     word_changes,
 )
-from crop_trl.analysis.heatmap.text import shorten, visible_token
-from crop_trl.divergence import topk_jsd
-from crop_trl.scoring.topk import TopKLogprobs
+from crop_trl.methods.context import TopKLogprobs
+from crop_trl.methods.divergence import topk_jsd
+from crop_trl.text import shorten, visible_token
 
 
 def byte_tokenizer(merges=()):
@@ -91,7 +91,7 @@ NASTY = [
     "_{^\\",
     "x" * 300,
     " ",
-    "@@BODY@@",
+    "BODY",
     "{0}",
     "%s",
 ]

@@ -6,14 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from crop_trl.evaluation.grading import extract_boxed
-from crop_trl.evaluation.sampling import (
-    DecodingSettings,
-    ServerSampler,
-    TransformersSampler,
-    VLLMSampler,
-    render,
-)
+from crop_trl.evaluation.grading.verdict import extract_boxed
+from crop_trl.evaluation.sampling import DecodingSettings, ServerSampler, TransformersSampler, VLLMSampler, render
 
 from .server import ChatServer
 

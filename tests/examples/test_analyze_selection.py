@@ -13,11 +13,11 @@ from tiny import make_rows, make_tokenizer, make_trainer
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from crop_trl.analysis.bank import RolloutBank, collect_bank
 from crop_trl.analysis.inspect import strongest_responses, table_heatmap
 from crop_trl.analysis.tokens import TokenTable, read_source
-from crop_trl.bank import RolloutBank, collect_bank
-from crop_trl.divergence import topk_entropy
 from crop_trl.methods import SelectionSettings
+from crop_trl.methods.divergence import topk_entropy
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,7 +9,7 @@ from memory_plan import launch_of, shape_of
 from train_crop import ScriptArguments, TrainConfig
 from trl import ModelConfig, TrlParser
 
-from crop_trl.memory import plan_memory, settings_from
+from crop_trl.planning.memory import plan_memory, settings_from
 
 ROOT = Path(__file__).parents[2]
 ON_A_CPU = ["--use_cpu", "true", "--bf16", "false", "--use_vllm", "false", "--teacher_placement", "resident"]

@@ -6,17 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crop_trl.files import FileFormatError, read_jsonl
 from crop_trl.triplets.record import (
     DEFAULT_PROMPT_TEMPLATE,
     FLAGS,
     PROBLEM_FIELDS,
     PROMPT_COLUMNS,
-    TripletFormatError,
     build_dataset,
     check_template,
     load_records,
     load_triplets,
-    read_jsonl,
     reason_to_drop,
     unwrap_problem,
     wrap_problem,
@@ -212,7 +211,7 @@ def test_half_a_character_is_left_out():
 def test_bad_line_is_named(tmp_path, line, said):
     path = tmp_path / "t.jsonl"
     path.write_text(json.dumps(record()) + "\n\n" + line + "\n")
-    with pytest.raises(TripletFormatError, match=rf"t\.jsonl, line 3 {said}"):
+    with pytest.raises(FileFormatError, match=rf"t\.jsonl, line 3 {said}"):
         read_jsonl(path)
 
 

@@ -4,11 +4,11 @@ Data first ([`response_heatmap`]), then a picture ([`save_png`]), a page ([`save
 ([`render_terminal`]).
 """
 
+from ...text import token_pieces, word_changes
 from .data import MARGIN, SEMANTIC, SURFACE, ResponseHeatmap, RowStyle, response_heatmap
 from .figure import save_png
 from .page import save_html
 from .terminal import render_terminal
-from .text import token_pieces, word_changes
 
 __all__ = [
     "MARGIN",

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...divergence import topk_jsd
-from ...signals import prompt_text
-from .text import token_pieces, word_changes
+from ...methods.divergence import topk_jsd
+from ...prompts import prompt_text
+from ...text import token_pieces, word_changes
 
 SEMANTIC = "Semantic: moves when a condition changes"
 SURFACE = "Surface: moves when only the wording changes"

@@ -3,17 +3,9 @@
 import io
 import math
 
+from ...text import CONTINUED, shorten, visible_text, visible_token
 from .canvas import DPI, EDGE, NO_GLYPH, QUIET, WIDTH, Page
-from .data import (
-    ResponseHeatmap,
-    RowStyle,
-    explanation,
-    meaning_of,
-    number,
-    short_name,
-    write_atomically,
-)
-from .text import CONTINUED, shorten, visible_text, visible_token
+from .data import ResponseHeatmap, RowStyle, explanation, meaning_of, number, short_name, write_atomically
 
 # Inches, except for font sizes, which are points.
 LABELS = 1.2

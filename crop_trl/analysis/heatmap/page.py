@@ -5,15 +5,8 @@ import itertools
 import json
 import math
 
-from .data import (
-    ResponseHeatmap,
-    explanation,
-    meaning_of,
-    number,
-    short_name,
-    write_atomically,
-)
-from .text import CONTINUED, shorten, visible_text, visible_token
+from ...text import CONTINUED, shorten, visible_text, visible_token
+from .data import ResponseHeatmap, explanation, meaning_of, number, short_name, write_atomically
 
 STYLE = """
 :root{color-scheme:light dark;--bg:#fff;--ink:#1a1a1a;--quiet:#595959;--line:#c4c4c4;--panel:#f3f3f3;

@@ -4,8 +4,8 @@ import math
 import os
 import unicodedata
 
+from ...text import visible_text, visible_token
 from .data import ResponseHeatmap, RowStyle, short_name
-from .text import visible_text, visible_token
 
 RESET = "\x1b[0m"
 SHADES = " ░▒▓█"

@@ -1,0 +1,180 @@
+"""A rollout bank: one batch of sampled responses with every signal, saved so that methods can be compared without
+training and without the models."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from ..files import replacing
+from ..methods import METHODS, Selection, SelectionSettings, Signals, select
+from ..prompts import prompt_texts
+from ..scoring import TopKLogprobs
+
+
+@dataclass
+class RolloutBank:
+    """
+    Sampled responses and how teacher and student scored them.
+
+    Args:
+        completion_ids (`torch.LongTensor` of shape `[B, T]`):
+            Responses, right-padded with zeros.
+        loss_mask (`torch.BoolTensor` of shape `[B, T]`):
+            Real response tokens.
+        signals ([`~crop_trl.methods.Signals`]):
+            By name, `[B, T, K]`.
+        prompts (`list[str]`):
+            Text of the original prompts, for reading.
+        step (`int`):
+            Global step at which they were sampled; methods that draw depend on it.
+        settings (`dict`):
+            Whatever describes the run, JSON-serialisable: student, teacher, dataset, seed.
+        texts (`dict[str, list[str]]`):
+            Prompts of each kind as the dataset has them, for reading; `"original"`, `"paraphrase"`, `"counterfactual"`.
+    """
+
+    completion_ids: torch.Tensor
+    loss_mask: torch.Tensor
+    signals: Signals
+    prompts: list[str]
+    step: int = 0
+    settings: dict[str, Any] = field(default_factory=dict)
+    texts: dict[str, list[str]] = field(default_factory=dict)
+
+    def select(self, method: str, settings: SelectionSettings | None = None) -> Selection:
+        """What a method would train of these responses; the same call that the trainer makes."""
+        return select(method, self.signals, self.loss_mask, settings or SelectionSettings(), step=self.step)
+
+    def runnable_methods(self) -> list[str]:
+        """Methods whose signals are all here, in the order of the table."""
+        return [name for name, method in METHODS.items() if set(method.needs) <= set(self.signals)]
+
+    @property
+    def gap(self) -> torch.Tensor:
+        """Student-teacher gap `log S - log T` of the sampled tokens (nats), `[B, T]`."""
+        return self.signals["student/original"].sampled_logprobs - self.signals["teacher/original"].sampled_logprobs
+
+    def save(self, path: str | Path) -> None:
+        """Write one safetensors file, whole or not at all."""
+        tensors = {"completion_ids": self.completion_ids, "loss_mask": self.loss_mask}
+        for name, parts in self.signals.lists.items():
+            for m, part in enumerate(parts):
+                suffix = f"#{m}" if len(parts) > 1 else ""
+                values = {f"{name}{suffix}:{f.name}": getattr(part, f.name) for f in fields(part)}
+                tensors |= {key: value for key, value in values.items() if value is not None}
+        metadata = {name: json.dumps(getattr(self, name)) for name in ("prompts", "step", "settings", "texts")}
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, temporary, metadata=metadata)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "RolloutBank":
+        """Read what [`RolloutBank.save`] wrote. Raises `ValueError` when the file is something else."""
+        try:
+            with safe_open(str(path), framework="pt") as stored:
+                metadata = stored.metadata() or {}
+                tensors = {name: stored.get_tensor(name) for name in stored.keys()}
+        except (OSError, SafetensorError) as error:
+            message = f"{path} cannot be read as a rollout bank ({error}); delete it and sample again."
+            raise ValueError(message) from error
+        if "prompts" not in metadata or not {"loss_mask", "completion_ids"} <= set(tensors):
+            raise ValueError(f"{path} is not a rollout bank; make one with examples/replay_selectors.py.")
+        parts: dict[str, dict[int, dict[str, torch.Tensor]]] = {}
+        for key, value in tensors.items():
+            if ":" not in key:
+                continue
+            full_name, attribute = key.split(":")
+            name, _, m = full_name.partition("#")
+            parts.setdefault(name, {}).setdefault(int(m or 0), {})[attribute] = value
+        signals = {
+            name: [TopKLogprobs(**by_variant[m]) for m in sorted(by_variant)] for name, by_variant in parts.items()
+        }
+        return cls(
+            completion_ids=tensors["completion_ids"],
+            loss_mask=tensors["loss_mask"],
+            signals=Signals(signals),
+            prompts=json.loads(metadata["prompts"]),
+            step=int(metadata["step"]),
+            settings=json.loads(metadata["settings"]),
+            texts=json.loads(metadata.get("texts", "{}")),
+        )
+
+
+def collect_bank(trainer, rows: Sequence[Mapping[str, Any]]) -> RolloutBank:
+    """
+    Sample `num_generations` responses to each row and compute every signal of every method.
+
+    Args:
+        trainer ([`~crop_trl.CROPTrainer`]):
+            Its student samples and is scored, its teacher scores. One process.
+        rows (dataset rows):
+            With all three prompts.
+
+    Returns:
+        [`RolloutBank`] on the CPU.
+    """
+    inputs = [dict(row) for row in rows for _ in range(trainer.num_generations)]
+    was_training = trainer.model.training
+    trainer.model.train()
+    try:
+        prompt_ids, completion_ids, *_ = trainer._generate([row["prompt"] for row in inputs])
+        needs = {need for method in METHODS.values() for need in method.needs}
+        if len({tuple(ids) for ids in prompt_ids}) <= trainer.args.credit_num_negatives:
+            # Too few prompts to draw unrelated ones from; methods that need them are left out of a replay.
+            needs.discard("teacher/negative")
+        needs = sorted(needs)
+        signals = trainer.score_rollout(inputs, prompt_ids, completion_ids, needs)
+    finally:
+        trainer.model.train(was_training)
+    width = max(map(len, completion_ids))
+    padded = torch.zeros((len(inputs), width), dtype=torch.long)
+    loss_mask = torch.zeros((len(inputs), width), dtype=torch.bool)
+    for row, ids in enumerate(completion_ids):
+        padded[row, : len(ids)] = torch.tensor(ids)
+        loss_mask[row, : len(ids)] = True
+
+    return RolloutBank(
+        completion_ids=padded,
+        loss_mask=loss_mask,
+        signals=signals.to("cpu"),
+        prompts=trainer._tokenizer.batch_decode(prompt_ids, skip_special_tokens=True),
+        step=trainer.state.global_step,
+        texts=prompt_texts(inputs),
+    )
+
+
+def kept_overlap(bank: RolloutBank, names: Sequence[str], settings: SelectionSettings | None = None) -> torch.Tensor:
+    """
+    Pairwise overlap of the tokens that methods keep.
+
+    Args:
+        bank ([`RolloutBank`]): Responses and signals.
+        names (sequence of M `str`): Methods.
+        settings ([`~crop_trl.SelectionSettings`], *optional*): Budget; by default the paper's.
+
+    Returns:
+        `torch.Tensor` of shape `[M, M]`: entry (i, j) is the share of tokens kept by i that j keeps too.
+    """
+    masks = torch.stack([bank.select(name, settings).mask.flatten() for name in names]).double()
+    return (masks @ masks.t()) / masks.sum(-1, keepdim=True)
+
+
+def caught_share(bank: RolloutBank, name: str, threshold: float = 2.0, settings: SelectionSettings | None = None):
+    """
+    Share of the tokens whose student-teacher gap exceeds `threshold` nats that a method keeps, or `None` without any.
+
+    Args:
+        bank ([`RolloutBank`]): Responses and signals.
+        name (`str`): A method.
+        threshold (`float`): From which gap on a token counts, in nats.
+        settings ([`~crop_trl.SelectionSettings`], *optional*): Budget; by default the paper's.
+    """
+    large = bank.loss_mask & (bank.gap > threshold)
+    kept = bank.select(name, settings).mask
+    return (kept & large).sum().item() / large.sum().item() if large.any() else None

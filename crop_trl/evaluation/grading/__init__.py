@@ -1,0 +1,5 @@
+"""Whether a response's final answer is right; frozen, see `verdict.py`."""
+
+from .verdict import accuracy_reward, grade
+
+__all__ = ["accuracy_reward", "grade"]

@@ -1,0 +1,230 @@
+"""Grading: the final answer must stand in `\\boxed{}` (appendix "Evaluation Details").
+
+The same grader serves evaluation and the trainer's accuracy reward. Numbers, lists, intervals and words are compared
+here, exactly and at once; what needs computer algebra goes to processes that can be killed (`pool.py`), so a
+tower of powers costs seconds and a verdict, not the run.
+"""
+
+import functools
+import logging
+import re
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from .equivalence import Undecided, same
+from .equivalence import exact_scalars as exact
+from .latex import MAX_DIGITS, MAX_LAYERS, braced, normalize, squeeze
+from .pool import shared_pool
+
+logger = logging.getLogger(__name__)
+
+BOX = r"\boxed{"
+THINK, END_THINK = "<think>", "</think>"
+# Longer than any answer: what runs on inside a box is compared as text only.
+MAX_ANSWER_LENGTH = 2000
+# Between two boxes, no word that takes back the first: both are then parts of one answer.
+_JOINT = re.compile(
+    r"(?:[\s,;:.&+*$/()\[\]~!-]|\\[\[\]()!,;:]|\\q?quad|\\text\{\s*(?:and|or)\s*\}|\b(?:and|or)\b|\b[a-zA-Z]\s*=)*\Z"
+)
+_warned_without_algebra = False
+
+
+def after_thinking(text: str) -> str | None:
+    """What follows the last `</think>`; `None` when a thinking part is left open."""
+    text = text.rpartition(END_THINK)[2]
+    return None if THINK in text else text
+
+
+def _boxes(text: str) -> list[tuple[int, int, str]] | None:
+    """Start, end and content of each outermost box; `None` when the last one is not closed."""
+    found, index = [], 0
+    while (start := text.find(BOX, index)) >= 0:
+        end = braced(text, start + len(BOX) - 1)
+        if end is None:
+            # A box inside an unclosed one may be closed, but it is not the final answer.
+            return None
+        found.append((start, end + 1, text[start + len(BOX) : end]))
+        index = end + 1
+    return found
+
+
+def extract_boxed(text: str) -> str | None:
+    """
+    The final answer of a response.
+
+    Args:
+        text (`str`): A response, thinking part included.
+
+    Returns:
+        `str` or `None`: What stands in the last `\\boxed{}` after the thinking part, without boxes inside it. `None`
+            when there is no box, when the last one is empty or not closed, or when the thinking part is not closed.
+    """
+    if not isinstance(text, str) or (text := after_thinking(text)) is None:
+        return None
+    boxes = _boxes(text)
+    if not boxes:
+        return None
+    content = boxes[-1][2].strip()
+    if len(content) > MAX_ANSWER_LENGTH:
+        return content
+    for _ in range(MAX_LAYERS):
+        if not content.startswith(BOX) or braced(content, len(BOX) - 1) != len(content) - 1:
+            break
+        content = content[len(BOX) : -1].strip()
+    return content or None
+
+
+def _several_answers(text: str) -> bool:
+    """Whether the last box stands beside a different one with no word between that would take it back."""
+    text = after_thinking(text)
+    boxes = (_boxes(text) if text is not None else None) or []
+    if len(boxes) < 2:
+        return False
+    (_, end, before), (start, _, last) = boxes[-2:]
+    if not _JOINT.match(text[end:start]):
+        return False
+    if max(len(before), len(last)) > MAX_ANSWER_LENGTH:
+        return before.strip() != last.strip()
+    return squeeze(normalize(before)) != squeeze(normalize(last))
+
+
+def _joint_answer(text: str) -> str:
+    """Neighbouring boxes as one list: `\\boxed{1} and \\boxed{2}` answers 1 and 2."""
+    text = after_thinking(text)
+    boxes = _boxes(text)
+    parts = [boxes[-1][2]]
+    for before, box in zip(boxes[-2::-1], boxes[:0:-1]):
+        if not _JOINT.match(text[before[1] : box[0]]):
+            break
+        parts.insert(0, before[2])
+    return ",".join(parts)
+
+
+def _gold_text(gold: Any) -> str | None:
+    if isinstance(gold, bool) or gold is None:
+        return None
+    if isinstance(gold, float):
+        return str(int(gold)) if gold.is_integer() else repr(gold)
+    return gold if isinstance(gold, str) else str(gold) if isinstance(gold, int) else None
+
+
+def _plain_integer(text: str) -> tuple[str, str] | None:
+    """Sign and digits of a plain integer, however long."""
+    match = re.fullmatch(r"([+-]?)(\d+)", text.strip(), re.ASCII)
+    if match is None:
+        return None
+    digits = match.group(2).lstrip("0") or "0"
+    return "-" if match.group(1) == "-" and digits != "0" else "", digits
+
+
+def compare_answers(answer: str, gold: str) -> bool:
+    """
+    Whether a boxed answer equals the gold one.
+
+    Args:
+        answer (`str`): The content of the box.
+        gold (`str`): The right answer.
+
+    Returns:
+        `bool`
+    """
+    if not answer.strip() or not gold.strip():
+        return False
+    numbers = _plain_integer(answer), _plain_integer(gold)
+    if None not in numbers:
+        return numbers[0] == numbers[1]
+    if max(len(answer), len(gold)) > MAX_ANSWER_LENGTH:
+        return answer.strip() == gold.strip()
+    answer, gold = normalize(answer), normalize(gold)
+    if not answer or not gold:
+        return False
+    if squeeze(answer) == squeeze(gold):
+        return True
+    if max(len(answer), len(gold)) > min(MAX_ANSWER_LENGTH, MAX_DIGITS):
+        return False
+    try:
+        return same(gold, answer, exact)
+    except Undecided:
+        return _by_algebra(gold, answer)
+
+
+@functools.lru_cache(maxsize=65536)
+def _by_algebra(gold: str, answer: str) -> bool:
+    global _warned_without_algebra
+    try:
+        return shared_pool().same(gold, answer)
+    except ImportError as error:
+        if not _warned_without_algebra:
+            _warned_without_algebra = True
+            logger.warning("Answers that need algebra count as wrong (%s); `pip install crop-trl[eval]`.", error)
+        return False
+
+
+def require_algebra() -> None:
+    """Raise `ImportError` unless math-verify is installed; call it before grading anything but integers."""
+    try:
+        shared_pool().same("x+1", "1+x")
+    except ImportError as error:
+        raise ImportError(
+            f"Grading these answers needs math-verify ({error}); install it with `pip install crop-trl[eval]`."
+        ) from None
+
+
+def grade(prediction: Any, gold: Any) -> bool:
+    """
+    Whether a response's final answer is right (appendix "Evaluation Details").
+
+    Safe in any thread; never raises, never hangs: a comparison that takes too long counts as wrong.
+
+    Args:
+        prediction (`str`): The response. Anything that is no text is wrong.
+        gold (`str`, `int` or `float`): The right answer; an empty one makes every response wrong.
+
+    Returns:
+        `bool`
+    """
+    try:
+        gold = _gold_text(gold)
+        answer = extract_boxed(prediction)
+        if answer is None or gold is None:
+            return False
+        if _several_answers(prediction):
+            answer = _joint_answer(prediction)
+        return compare_answers(answer, gold)
+    except Exception as error:  # a fault of the grader must not cost a training run
+        logger.warning("Grading failed with %s; the answer counts as wrong.", type(error).__name__)
+        return False
+
+
+def grade_many(predictions: Iterable[Any], golds: Iterable[Any]) -> list[bool]:
+    """[`grade`] for pairs, as many at a time as there are worker processes; verdicts in the order given."""
+    pairs = list(zip(predictions, golds, strict=True))
+    if len(pairs) < 2:
+        return [grade(*pair) for pair in pairs]
+    with ThreadPoolExecutor(shared_pool().size) as threads:
+        return list(threads.map(lambda pair: grade(*pair), pairs))
+
+
+def completion_text(completion: Any) -> Any:
+    """The text of a completion in TRL's form: a string, or messages whose last one is the assistant's."""
+    if isinstance(completion, list):
+        return completion[-1].get("content") if completion else None
+    return completion
+
+
+def accuracy_reward(prompts: list, completions: list, answer: list, **kwargs: Any) -> list[float | None]:
+    """
+    Reward function for TRL: is the boxed answer right?
+
+    Args:
+        prompts (`list`): Not looked at.
+        completions (`list`): Strings, or `[{"role": "assistant", "content": ...}]`.
+        answer (`list`): The dataset's `answer` column.
+        kwargs: Whatever else TRL passes.
+
+    Returns:
+        `list[float | None]`: 1.0 or 0.0; `None` (no reward) where a row has no answer.
+    """
+    verdicts = grade_many([completion_text(completion) for completion in completions], answer)
+    return [None if gold is None else float(verdict) for verdict, gold in zip(verdicts, answer, strict=True)]

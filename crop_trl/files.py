@@ -1,0 +1,223 @@
+"""Files that are whole or not there: one way to replace a file, one to read JSON, one store that survives a crash."""
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+
+class FileFormatError(ValueError):
+    """A file that cannot be read as what it should be; the message names file, line and remedy."""
+
+
+class InUseError(ValueError):
+    """Another process works in the same folder."""
+
+
+def looks_like_path(source: str) -> bool:
+    """Whether a name can only be that of a file, there or not, and not that of something on the hub."""
+    return Path(source).suffix in (".json", ".jsonl") or source.startswith((".", "/", "~"))
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """
+    A path to write to, which takes the place of `path` at the end of the block: whatever happens, the old or the new
+    content is there.
+
+    Raises:
+        `OSError`: with the file's name, which the system leaves out where it is the disk that is full.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        yield temporary
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Replace a file by `text`, see [`replacing`]."""
+    with replacing(path) as temporary:
+        # A lone surrogate, which UTF-8 cannot hold, becomes the escape that JSON reads back.
+        temporary.write_bytes(text.encode("utf-8", "backslashreplace"))
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Replace a file by `value` as JSON, see [`replacing`]."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_jsonl(path: str | Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Replace a JSONL file, see [`replacing`]."""
+    write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+
+
+def read_object(path: str | Path, remedy: str) -> dict[str, Any]:
+    """A JSON object from a file. Raises `ValueError` with `remedy` for anything else."""
+    try:
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        raise ValueError(f"{str(path)!r} is not whole JSON (cut off, perhaps); {remedy}.") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{str(path)!r} holds a JSON {type(value).__name__}, not an object; {remedy}.")
+    return value
+
+
+def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
+    """Read a JSONL file. Raises [`FileFormatError`] naming the line that is not a JSON object."""
+    records = []
+    # Bytes, so that a line in another encoding can be named; a byte order mark at the start is read over.
+    with open(path, "rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if number == 1:
+                line = line.removeprefix(b"\xef\xbb\xbf")
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line.decode("utf-8"))
+            except UnicodeDecodeError:
+                raise FileFormatError(f"{path}, line {number} is not UTF-8 text; is it a JSONL file?") from None
+            except (ValueError, RecursionError) as error:
+                reason = getattr(error, "msg", None) or str(error).splitlines()[0]
+                raise FileFormatError(f"{path}, line {number} is not JSON ({reason}); mend or drop it.") from None
+            if not isinstance(record, dict):
+                raise FileFormatError(f"{path}, line {number} holds a {type(record).__name__}, not a JSON object.")
+            records.append(record)
+    return records
+
+
+@contextmanager
+def alone_in(lock_file: str | Path, where: str) -> Iterator[None]:
+    """
+    Keep a second process out, until the block ends or this process does (kill -9 included).
+
+    Args:
+        lock_file (`str` or `Path`): Its folder is made if needed.
+        where (`str`): What the user set, for the message, such as `` `--output` 'runs/a' ``.
+
+    Raises:
+        `InUseError`: another process is in there.
+        `ValueError`: the folder cannot be written.
+    """
+    lock = FileLock(lock_file, timeout=0)
+    try:
+        Path(lock_file).parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        raise InUseError(f"{where} is in use by another run; wait for it to end, or give another folder.") from None
+    except OSError as error:
+        raise ValueError(f"{where} cannot be written ({error.strerror}); give a folder to write in.") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+class JsonlStore:
+    """
+    A JSONL file that only grows, written by one process: an entry is on disk when `append` returns.
+
+    Args:
+        path (`str` or `Path`): The file; it and its folder are made when missing.
+
+    Attributes:
+        dropped (`int`): Bytes of a half-written last line that were cut off on opening.
+        unreadable (`int`): Whole lines that are no JSON objects; they are left where they are, and passed over.
+
+    Raises:
+        `OSError`: it cannot be read or written.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.dropped = self.unreadable = 0
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self._size = 0
+        with open(self.path, "rb") as lines:
+            for line in lines:
+                if not line.endswith(b"\n"):
+                    if parse_line(line) is None:
+                        self.dropped = len(line)
+                        os.ftruncate(self._file, self._size)
+                        break
+                    # Only the line's end is missing, the entry is whole.
+                    os.write(self._file, b"\n")
+                    line += b"\n"
+                self.unreadable += parse_line(line) is None
+                self._size += len(line)
+        os.fsync(self._file)
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        os.fsync(folder)  # the file's name must survive a power cut as well as its contents
+        os.close(folder)
+
+    def append(self, entries: Iterable[Mapping[str, Any]]) -> list[tuple[int, int]]:
+        """
+        Put entries on disk, all or none.
+
+        Returns:
+            `list[tuple[int, int]]`: Place and length of each, for [`JsonlStore.get`].
+
+        Raises:
+            `OSError`: they could not be written (a full disk); with the file's name.
+        """
+        # ASCII only: a lone surrogate in an entry would otherwise be an entry that cannot be stored.
+        lines = [json.dumps(entry, separators=(",", ":")).encode("ascii") + b"\n" for entry in entries]
+        try:
+            view = memoryview(b"".join(lines))
+            while view:
+                view = view[os.write(self._file, view) :]
+            os.fsync(self._file)
+        except OSError as error:
+            os.ftruncate(self._file, self._size)  # half a line here would spoil the next one
+            raise OSError(error.errno, error.strerror, str(self.path)) from None
+        places = []
+        for line in lines:
+            places.append((self._size, len(line)))
+            self._size += len(line)
+        return places
+
+    def get(self, place: tuple[int, int]) -> dict[str, Any]:
+        """The entry at a place."""
+        start, length = place
+        return json.loads(os.pread(self._file, length, start))
+
+    def entries(self) -> Iterator[tuple[tuple[int, int], dict[str, Any]]]:
+        """Place and content of each readable entry, in the order of writing."""
+        yield from read_entries(self.path)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+
+def read_entries(path: str | Path) -> Iterator[tuple[tuple[int, int], dict[str, Any]]]:
+    """Place and content of the readable entries of a [`JsonlStore`], which may be open; none without a file."""
+    if not Path(path).is_file():
+        return
+    start = 0
+    with open(path, "rb") as lines:  # line by line: such a file may be larger than memory
+        for line in lines:
+            entry = parse_line(line)
+            if entry is not None:
+                yield (start, len(line)), entry
+            start += len(line)
+
+
+def parse_line(line: bytes) -> dict[str, Any] | None:
+    """The JSON object of a line; `None` for anything else."""
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return entry if isinstance(entry, dict) else None

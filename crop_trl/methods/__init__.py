@@ -1,0 +1,17 @@
+"""Which tokens are trained: the table of methods and what it is made of. Tensors in, tensors out, no model."""
+
+from .context import SelectionContext, SelectionSettings, Signals, TopKLogprobs
+from .table import METHODS, Method, Selection, get_method, register_method, select
+
+__all__ = [
+    "METHODS",
+    "Method",
+    "Selection",
+    "SelectionContext",
+    "SelectionSettings",
+    "Signals",
+    "TopKLogprobs",
+    "get_method",
+    "register_method",
+    "select",
+]

@@ -1,0 +1,143 @@
+"""What methods are given: how responses were scored, and what else they may look at.
+
+Shapes throughout: B responses, T response positions (right-padded), K returned vocabulary entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+
+import torch
+
+Gather = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass
+class TopKLogprobs:
+    """
+    The K most likely vocabulary entries at each response position, and the log-probability of the response token.
+
+    Log-probabilities are natural, in fp32, of the softmax over every row of the output head, and not renormalised over
+    K. Positions outside `mask` hold zeros.
+
+    Args:
+        token_ids (`torch.Tensor` of shape `[B, T, K]`): Vocabulary ids, most likely first.
+        logprobs (`torch.Tensor` of shape `[B, T, K]`): Their log-probabilities, falling.
+        sampled_logprobs (`torch.Tensor` of shape `[B, T]`): Log-probability of the response token, in K or not.
+        mask (`torch.BoolTensor` of shape `[B, T]`, *optional*): Valid positions; `None` means all.
+    """
+
+    token_ids: torch.Tensor
+    logprobs: torch.Tensor
+    sampled_logprobs: torch.Tensor
+    mask: torch.Tensor | None = None
+
+    @property
+    def top_k(self) -> int:
+        """Number of returned entries, K."""
+        return self.token_ids.size(-1)
+
+    def rows(self, index) -> TopKLogprobs:
+        """The same for a subset of the responses; `index` is anything that indexes the first dimension."""
+        return TopKLogprobs(
+            **{f.name: None if (x := getattr(self, f.name)) is None else x[index] for f in fields(self)}
+        )
+
+    def to(self, device) -> TopKLogprobs:
+        """The same on another device."""
+        return TopKLogprobs(
+            **{f.name: None if (x := getattr(self, f.name)) is None else x.to(device) for f in fields(self)}
+        )
+
+
+class Signals(Mapping[str, TopKLogprobs]):
+    """
+    The same responses, scored by several models and after several prompts.
+
+    A name is `scorer/kind`: who read the responses, after which kind of prompt. `signals["teacher/original"]` are the
+    scores after the only prompt of a kind; `signals.variants("teacher/counterfactual")` are those after each, where a
+    dataset row may hold several.
+
+    Args:
+        signals (mapping): Name -> [`TopKLogprobs`] or a list of them, `[B, T, K]` each; a row with fewer prompts of a
+            kind than others has an invalid `mask` in the later ones.
+
+    Raises:
+        `ValueError`: `signals[name]` of a kind with several prompts.
+    """
+
+    def __init__(self, signals: Mapping[str, TopKLogprobs | Sequence[TopKLogprobs]]):
+        several = signals.lists if isinstance(signals, Signals) else signals
+        self.lists: dict[str, list[TopKLogprobs]] = {
+            name: list(value) if isinstance(value, (list, tuple)) else [value] for name, value in several.items()
+        }
+
+    def variants(self, name: str) -> list[TopKLogprobs]:
+        """The scores after each prompt of a kind."""
+        return self.lists[name]
+
+    def __getitem__(self, name: str) -> TopKLogprobs:
+        first, *others = self.lists[name]
+        if others:
+            raise ValueError(f"{name!r} was scored after {1 + len(others)} prompts; take them with `variants`.")
+        return first
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.lists)
+
+    def __len__(self) -> int:
+        return len(self.lists)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.lists
+
+    def to(self, device) -> Signals:
+        """The same on another device."""
+        return Signals({name: [part.to(device) for part in parts] for name, parts in self.lists.items()})
+
+
+@dataclass(frozen=True)
+class SelectionSettings:
+    """
+    What a user can set about selection.
+
+    Args:
+        retention_ratio (`float`): Nominal share of each response that is trained, in (0, 1].
+        min_tokens (`int`): Fewest tokens kept in a response.
+        seed (`int`): Seed of methods that draw.
+        iw_max_weight (`float`): Largest weight of the importance-weighted method.
+        credit_lambda (`float`, *optional*): Strength of the contrast; `None` takes the method's own.
+    """
+
+    retention_ratio: float = 0.2
+    min_tokens: int = 1
+    seed: int = 42
+    iw_max_weight: float = 1.5
+    credit_lambda: float | None = None
+
+
+@dataclass
+class SelectionContext:
+    """
+    What a method's functions see beside the signals.
+
+    Args:
+        loss_mask (`torch.BoolTensor` of shape `[B, T]`): Positions that may be trained.
+        settings (`SelectionSettings`): The user's settings.
+        step (`int`): Global optimizer step.
+        rows (`torch.LongTensor` of shape `[B]`): Index of each response in the global rollout batch.
+        gather (`Callable`, *optional*): Concatenates 1-D values of all processes; see `quantile_normalize`.
+        measures (`dict[str, torch.Tensor]`): Filled by the functions with `[B, T]` quantities worth logging or
+            plotting, under the name they should carry there.
+    """
+
+    loss_mask: torch.Tensor
+    settings: SelectionSettings
+    step: int
+    rows: torch.Tensor
+    gather: Gather | None = None
+    measures: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+TokenFunction = Callable[[Signals, SelectionContext], torch.Tensor]

@@ -1,0 +1,199 @@
+"""The selection methods, one row each, and the one way from teacher signals to what enters the loss.
+
+A method names the signals it needs and gives up to three functions of them: a `score` ranks positions (the top share
+of each response is kept), a `weight` scales their advantages, a `teacher_target` replaces the teacher's log-probability
+of the sampled token. A method without a score trains every token. The trainer computes the named signals and nothing
+else, and never looks at a method's name.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ..prompts import PROMPT_COLUMNS
+from . import scores
+from .budget import select_top_b
+from .context import Gather, SelectionContext, SelectionSettings, Signals, TokenFunction, TopKLogprobs
+
+# Unrelated prompts are read by the teacher alone.
+_SIGNALS = {*(f"{reader}/{kind}" for reader in ("teacher", "student") for kind in PROMPT_COLUMNS), "teacher/negative"}
+
+
+@dataclass(frozen=True)
+class Method:
+    """
+    One row of the table of methods.
+
+    Args:
+        needs (`tuple[str, ...]`):
+            Names of signals beside `"teacher/original"`, which holds the training target and is always there:
+            `"teacher/paraphrase"`, `"teacher/counterfactual"`, `"teacher/negative"` (after unrelated prompts; only its
+            `sampled_logprobs`, averaged over them), and the first three prompts with `"student/"`.
+        score (`Callable`, *optional*):
+            `(signals, ctx) -> [B, T]`; the highest are kept. `None` keeps every token.
+        weight (`Callable`, *optional*):
+            `(signals, ctx) -> [B, T]`; multiplies the advantages.
+        teacher_target (`Callable`, *optional*):
+            `(signals, ctx) -> [B, T]`; replaces the teacher's log-probabilities in the loss.
+    """
+
+    needs: tuple[str, ...] = ()
+    score: TokenFunction | None = None
+    weight: TokenFunction | None = None
+    teacher_target: TokenFunction | None = None
+
+    def __post_init__(self):
+        if isinstance(self.needs, str):
+            raise ValueError(f"`needs` must be a tuple of signal names, got the string {self.needs!r}.")
+        for need in self.needs:
+            if need not in _SIGNALS:
+                raise ValueError(f"Unknown signal {need!r}: choose from {', '.join(sorted(_SIGNALS))}.")
+        for name in ("score", "weight", "teacher_target"):
+            if getattr(self, name) is not None and not callable(getattr(self, name)):
+                raise ValueError(f"`{name}` must be a function of (signals, ctx), got {getattr(self, name)!r}.")
+        if "teacher/original" not in self.needs:
+            object.__setattr__(self, "needs", ("teacher/original", *self.needs))
+
+
+@dataclass
+class Selection:
+    """
+    What enters the loss.
+
+    Args:
+        mask (`torch.BoolTensor` of shape `[B, T]`): The tokens that are trained.
+        scores (`torch.Tensor` of shape `[B, T]`, *optional*): What ranked them.
+        weights (`torch.Tensor` of shape `[B, T]`, *optional*): Factors of the advantages.
+        teacher_logprobs (`torch.Tensor` of shape `[B, T]`): Training target of the sampled tokens.
+        measures (`dict[str, torch.Tensor]`): Named `[B, T]` quantities computed on the way.
+    """
+
+    mask: torch.Tensor
+    scores: torch.Tensor | None
+    weights: torch.Tensor | None
+    teacher_logprobs: torch.Tensor
+    measures: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+TEACHER_TRIPLET = ("teacher/original", "teacher/paraphrase", "teacher/counterfactual")
+STUDENT_TRIPLET = ("student/original", "student/paraphrase", "student/counterfactual")
+
+METHODS: dict[str, Method] = {
+    # Every token.
+    "opd": Method(),
+    "iw-opd": Method(needs=("student/original",), weight=scores.importance_weight),
+    "credit": Method(needs=("teacher/negative",), teacher_target=scores.contrastive_target),
+    # Optimization need.
+    "entropy": Method(needs=("student/original",), score=scores.entropy_score),
+    "tip": Method(needs=("student/original",), score=scores.tip_score),
+    "ta-opd": Method(needs=("student/original",), score=scores.ta_opd_score),
+    # Task relevance.
+    "crop": Method(needs=TEACHER_TRIPLET, score=scores.crop_score),
+    "crop-max": Method(needs=TEACHER_TRIPLET, score=scores.crop_max_score),
+    "crop-student": Method(needs=STUDENT_TRIPLET, score=scores.crop_student_score),
+    "crop-ent": Method(needs=(*TEACHER_TRIPLET, "student/original"), score=scores.crop_entropy_score),
+    "credit-budgeted": Method(
+        needs=("teacher/negative",),
+        score=scores.strong_contrastive_target,
+        teacher_target=scores.strong_contrastive_target,
+    ),
+    # Controls.
+    "cf-opd": Method(needs=("teacher/counterfactual",), score=scores.semantic_divergence),
+    "pc-opd": Method(needs=("teacher/paraphrase",), score=scores.negative_surface_divergence),
+    "crop-bottom": Method(needs=TEACHER_TRIPLET, score=scores.reversed_crop_score),
+    "random": Method(score=scores.random_score),
+}
+
+
+def register_method(name: str, method: Method) -> None:
+    """
+    Add a method to the table, so that `CROPConfig(method=name)` and `--method name` find it.
+
+    Raises:
+        `ValueError`: the name is taken, or `method` is not a [`Method`].
+    """
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"The name of a method must be a non-empty string, got {name!r}.")
+    if name in METHODS or name == "base":
+        raise ValueError(f"A method named {name!r} exists already; choose another name for yours.")
+    if not isinstance(method, Method):
+        raise ValueError(f"`register_method` takes a `Method`, got {type(method).__name__}.")
+    METHODS[name] = method
+
+
+def get_method(name: str) -> Method:
+    """The row named `name`. Raises `ValueError`, listing the names there are, when it is unknown."""
+    if name not in METHODS:
+        raise ValueError(f"Unknown method {name!r}: choose one of {', '.join(sorted(METHODS))}.")
+    return METHODS[name]
+
+
+def _per_token(value: torch.Tensor | None, what: str, name: str, like: torch.Tensor) -> torch.Tensor | None:
+    """Check that a method's function returned one number per token, and make it floating-point."""
+    if value is None:
+        return None
+    if not isinstance(value, torch.Tensor) or value.shape != like.shape:
+        got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+        raise ValueError(f"The {what} of method {name!r} must be a tensor of shape {tuple(like.shape)}, got {got}.")
+    return value if value.is_floating_point() else value.float()
+
+
+def select(
+    name: str,
+    signals: Mapping[str, TopKLogprobs | Sequence[TopKLogprobs]],
+    loss_mask: torch.Tensor,
+    settings: SelectionSettings,
+    step: int = 0,
+    rows: torch.Tensor | None = None,
+    gather: Gather | None = None,
+) -> Selection:
+    """
+    From signals to what enters the loss; the trainer and every offline replay go through here.
+
+    Args:
+        name (`str`):
+            Name of a method.
+        signals ([`Signals`] or mapping):
+            At least those that the method needs, aligned on the response; a list of them where a response was scored
+            after several prompts of one kind.
+        loss_mask (`torch.Tensor` of shape `[B, T]`):
+            Non-zero where a token may be trained.
+        settings (`SelectionSettings`):
+            Budget and per-method settings.
+        step (`int`, *optional*, defaults to `0`):
+            Global step, for methods that draw.
+        rows (`torch.Tensor` of shape `[B]`, *optional*):
+            Index of each response in the global rollout batch; by default `0..B-1`.
+        gather (`Callable`, *optional*):
+            Concatenates valid values of all processes; `None` when this process is all.
+
+    Returns:
+        [`Selection`]
+
+    Raises:
+        `ValueError`: unknown method, or a signal that it needs is missing.
+    """
+    method, signals = get_method(name), Signals(signals)
+    missing = [need for need in method.needs if need not in signals]
+    if missing:
+        raise ValueError(f"Method {name!r} needs the signals {', '.join(missing)}, which were not computed.")
+    if rows is None:
+        rows = torch.arange(loss_mask.size(0))
+    mask = loss_mask.bool()
+    # A clone, so that a method that writes to it changes nothing here.
+    ctx = SelectionContext(mask.clone(), settings, step, rows, gather)
+    functions = {"score": method.score, "weight": method.weight, "teacher_target": method.teacher_target}
+    score, weights, target = (
+        _per_token(function(signals, ctx), what, name, mask) if function else None
+        for what, function in functions.items()
+    )
+    return Selection(
+        mask=mask.clone()
+        if score is None
+        else select_top_b(score, mask, settings.retention_ratio, settings.min_tokens),
+        scores=score,
+        weights=weights,
+        teacher_logprobs=signals["teacher/original"].sampled_logprobs if target is None else target,
+        measures=ctx.measures,
+    )

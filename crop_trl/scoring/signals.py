@@ -1,0 +1,103 @@
+"""From a batch of rollouts to the signals that methods ask for."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+
+import torch
+
+from ..methods.context import Signals, TopKLogprobs
+from ..prompts import NEGATIVE, TokenIds, split_signal
+from . import Scorer
+
+
+def check_scored(scored, batch: int, scorer: str) -> None:
+    """
+    Raise `ValueError` unless a scorer returned what [`TopKLogprobs`] promises for `batch` responses.
+
+    Args:
+        scored: What the scorer returned.
+        batch (`int`): Number of responses, B.
+        scorer (`str`): `teacher` or `student`, for the message.
+    """
+    what = f"The {scorer} scorer returned"
+    if not isinstance(scored, TopKLogprobs):
+        raise ValueError(f"{what} a {type(scored).__name__}; it must return a TopKLogprobs.")
+    for name in ("token_ids", "logprobs", "sampled_logprobs"):
+        if not isinstance(getattr(scored, name), torch.Tensor):
+            raise ValueError(f"{what} {name} as {type(getattr(scored, name)).__name__}; it must be a tensor.")
+    ids, logprobs, sampled = (tuple(x.shape) for x in (scored.token_ids, scored.logprobs, scored.sampled_logprobs))
+    if len(ids) != 3 or ids != logprobs or sampled != ids[:2] or ids[0] != batch or ids[2] < 1:
+        raise ValueError(
+            f"{what} token_ids {ids}, logprobs {logprobs} and sampled_logprobs {sampled} for {batch} responses; they "
+            "must be [B, T, K], [B, T, K] and [B, T] with K at least 1."
+        )
+
+
+def _spread(part: TopKLogprobs, rows: Sequence[int], batch: int) -> TopKLogprobs:
+    """Put the scores of some rows in their places among all; the others carry an invalid mask."""
+    if len(rows) == batch:
+        return part
+    index = torch.tensor(rows, device=part.token_ids.device)
+    if part.mask is None:
+        part.mask = torch.ones_like(part.sampled_logprobs, dtype=torch.bool)
+    full = {}
+    for f in fields(part):
+        value = getattr(part, f.name)
+        full[f.name] = value.new_zeros((batch, *value.shape[1:])).index_copy_(0, index, value)
+    return TopKLogprobs(**full)
+
+
+def _average(parts: Sequence[TopKLogprobs]) -> TopKLogprobs:
+    """Of unrelated prompts only the mean log-probability of the response matters."""
+    mean = torch.stack([part.sampled_logprobs for part in parts]).mean(0)
+    return TopKLogprobs(parts[0].token_ids, parts[0].logprobs, mean, parts[0].mask)
+
+
+def collect_signals(
+    needs: Sequence[str],
+    scorers: Mapping[str, Scorer],
+    prompt_ids: Mapping[str, Sequence[Sequence[TokenIds]]],
+    completion_ids: Sequence[TokenIds],
+) -> Signals:
+    """
+    Score the responses after every prompt that is asked for.
+
+    All prompts of one scorer go to it as a single list, so that it can batch them by length together.
+
+    Args:
+        needs (sequence of `str`):
+            Names of signals.
+        scorers (mapping from `str` to [`Scorer`]):
+            By the part of a name before the slash.
+        prompt_ids (mapping from `str` to B lists of prompts):
+            By kind; each row has one prompt or more of a kind, as token ids.
+        completion_ids (B lists of token ids):
+            The responses.
+
+    Returns:
+        [`~crop_trl.methods.Signals`]: one entry for each need, `[B, T, K]`, aligned on the response. Where some row has
+        several prompts of a kind, a row with fewer has an invalid mask in the later variants. `negative` is averaged
+        over its prompts.
+    """
+    batch = len(completion_ids)
+    jobs: dict[str, list[tuple[str, list[int], list[TokenIds]]]] = {}
+    for need in dict.fromkeys(needs):
+        scorer, kind = split_signal(need)
+        for m in range(max(map(len, prompt_ids[kind]), default=0)):
+            rows = [row for row in range(batch) if len(prompt_ids[kind][row]) > m]
+            jobs.setdefault(scorer, []).append((need, rows, [prompt_ids[kind][row][m] for row in rows]))
+    parts: dict[str, list[TopKLogprobs]] = {}
+    for scorer, scorer_jobs in jobs.items():
+        scored = scorers[scorer].score(
+            [ids for _, _, prompts in scorer_jobs for ids in prompts],
+            [completion_ids[row] for _, rows, _ in scorer_jobs for row in rows],
+        )
+        check_scored(scored, sum(len(rows) for _, rows, _ in scorer_jobs), scorer)
+        start = 0
+        for need, rows, _ in scorer_jobs:
+            part = scored.rows(slice(start, start + len(rows)))
+            parts.setdefault(need, []).append(_spread(part, rows, batch))
+            start += len(rows)
+    return Signals(
+        {need: [_average(several)] if split_signal(need)[1] == NEGATIVE else several for need, several in parts.items()}
+    )

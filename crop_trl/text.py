@@ -1,0 +1,206 @@
+"""Text that is shown: without secrets, with visible marks, differences between texts, Markdown tables."""
+
+import difflib
+import html
+import json
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+# ---------------------------------------------------------------- secrets
+
+_SECRET = re.compile(r"(token|key|secret|password|passwd|credentials?|authorization)$", re.IGNORECASE)
+
+
+def is_secret(name: str) -> bool:
+    """Whether a setting of this name holds a key, a token or a password."""
+    return bool(_SECRET.search(name))
+
+
+def masked(value):
+    """A setting without what must reach no log: values of secret names, and what is secret in addresses."""
+    if isinstance(value, dict):
+        return {k: "<hidden>" if is_secret(str(k)) and isinstance(v, str) else masked(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [masked(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    value = re.sub(r"(?<=://)[^/@\s]+@", "<hidden>@", value)
+    return re.sub(r"([?&][^=&#\s]*=)([^&#\s]+)", lambda m: m[1] + "<hidden>" if is_secret(m[1][:-1]) else m[0], value)
+
+
+def masked_arguments(arguments: Sequence[str]) -> list[str]:
+    """Arguments of a command line without what must reach no log."""
+
+    def shown(name: str, text: str) -> str:
+        if text and is_secret(name):
+            return "<hidden>"
+        try:
+            value = json.loads(text)
+        except ValueError:
+            return masked(text)
+        return json.dumps(masked(value)) if isinstance(value, dict) else text
+
+    found, name = [], ""
+    for argument in arguments:
+        if not argument.startswith("--"):
+            found.append(shown(name, argument))
+            continue
+        name, equals, text = argument.partition("=")
+        found.append(name + equals + shown(name, text))
+    return found
+
+
+# ---------------------------------------------------------------- tables
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]], right: bool = False) -> str:
+    """A Markdown table, its cells safe from `|` and HTML; `right` aligns all columns but the first to the right."""
+
+    def line(cells: Iterable[object]) -> str:
+        # What stands in angle brackets would be taken for HTML and not be shown.
+        shown = (" ".join(html.escape(str(cell), quote=False).replace("|", "\\|").split()) for cell in cells)
+        return f"| {' | '.join(shown)} |"
+
+    rule = ["---", *(["--:" if right else "---"] * (len(header) - 1))]
+    return "\n".join([line(header), f"| {' | '.join(rule)} |", *map(line, rows)]) + "\n"
+
+
+# ---------------------------------------------------------------- differences
+
+
+# One CJK character is one word here: a whole sentence has no space in it.
+_CJK = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
+_WORD = re.compile(rf"\s+|[{_CJK}]|(?:(?![{_CJK}])\w)+|[^\w\s]")
+
+
+def word_changes(original: str, other: str, ignore_moves: bool = False) -> list[tuple[str, bool]]:
+    """
+    Compare two texts word by word.
+
+    Args:
+        original (`str`): What it is compared with.
+        other (`str`): The text that is returned in pieces.
+        ignore_moves (`bool`, *optional*, defaults to `False`):
+            Whether a word that only stands elsewhere (or begins with a capital there) counts as the same.
+
+    Returns:
+        `list[tuple[str, bool]]`: pieces of `other`, which joined are `other`, and whether each differs from `original`.
+        White space is never a change of its own.
+    """
+    pieces = _WORD.findall(other)
+    words = [(i, w) for i, w in enumerate(pieces) if not w.isspace()]
+    # Very long prompts would make the quadratic comparison the slowest part of a training step that logs a heat map.
+    before = [w for w in _WORD.findall(original) if not w.isspace()]
+    matcher = difflib.SequenceMatcher(None, before, [w for _, w in words], autojunk=len(words) > 4000)
+    changed = [not w.isspace() for w in pieces]
+    left_over = Counter(w.casefold() for w in before)
+    for _, start, length in matcher.get_matching_blocks():
+        for index, word in words[start : start + length]:
+            changed[index] = False
+            left_over[word.casefold()] -= 1
+    for index, word in words if ignore_moves else ():
+        if changed[index] and left_over[word.casefold()] > 0:
+            changed[index] = False
+            left_over[word.casefold()] -= 1
+    # A space between two changed words belongs to the change, so that a changed phrase is one mark and not many.
+    for i in range(1, len(pieces) - 1):
+        if pieces[i].isspace() and "\n" not in pieces[i] and changed[i - 1] and changed[i + 1]:
+            changed[i] = True
+    return list(zip(pieces, changed, strict=True))
+
+
+def shorten(pieces: list[tuple[str, bool]], around: int = 30, limit: int = 240) -> list[tuple[str, bool]]:
+    """
+    Leave out what is far from any change in a text of more than `limit` pieces; of many changes, show the first.
+
+    Args:
+        pieces (list of `(str, bool)`): A text in pieces, and whether each has changed.
+        around (`int`): Pieces to leave on either side of a change.
+        limit (`int`): Longest text that is left whole, in pieces.
+    """
+    if len(pieces) <= limit:
+        return pieces
+    changes = [i for i, (_, changed) in enumerate(pieces) if changed]
+    near = set(range(around)).union(*(range(i - around, i + around + 1) for i in changes))
+    shortened, skipped = [], False
+    for i, piece in enumerate(pieces):
+        if i in near:
+            shortened.append(piece)
+        elif not skipped:
+            shortened.append((" […] ", False))
+        skipped = i not in near
+    return shortened if len(shortened) <= 2 * limit else [*shortened[: 2 * limit], (" […]", False)]
+
+
+def token_pieces(tokenizer, token_ids: Sequence[int]) -> list[str]:
+    """
+    Decode a response token by token, so that the pieces joined are the response.
+
+    Tokens are decoded with those before them: byte-level tokenizers may spread one character over several tokens,
+    others put a space between tokens only while joining them. A character spread over tokens goes to the token that
+    began it, and the piece of a token that adds nothing of its own is empty.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`): Any tokenizer with `decode`.
+        token_ids (`Sequence[int]`): One response.
+
+    Returns:
+        `list[str]`, as long as `token_ids`. Special tokens are kept as text.
+    """
+
+    def decode(ids):
+        return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    ids = [int(i) for i in token_ids]
+    pieces = [""] * len(ids)
+    # ids[context:] is decoded, of which the first `done` characters are given out already. `begun` is the token that
+    # began a character which is not complete yet.
+    context, boundary, done, begun = 0, 0, 0, None
+    for i in range(len(ids)):
+        text = decode(ids[context : i + 1])
+        # A replacement character at the very end may be half a character; UTF-8 has at most four bytes.
+        waiting = text.endswith("\ufffd") and i + 1 < len(ids) and (begun is None or i - begun < 3)
+        stable = text.rstrip("\ufffd") if waiting else text
+        new = stable[done:]
+        if begun is not None and new and begun != i:
+            pieces[begun] += new[0]
+            new = new[1:]
+            begun = None
+        pieces[i] += new
+        done = max(done, len(stable))
+        if waiting:
+            begun = i if begun is None else begun
+            continue
+        begun = None
+        # Start the next window one group earlier, at a character boundary: a first token may lose its leading space.
+        context, boundary = boundary, i + 1
+        done = len(decode(ids[context:boundary]))
+    return pieces
+
+
+_VISIBLE = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
+CONTINUED = "⋯"
+
+
+def visible_token(piece: str) -> str:
+    """A token's text with marks in place of what cannot be seen: ␣ ⏎ ⇥, ⋯ for the rest of a character, ‹200B› ."""
+    if not piece:
+        return CONTINUED
+    text = "".join(_VISIBLE.get(c) or _printable(c) for c in piece)
+    return "◌" + text if unicodedata.combining(text[0]) else text
+
+
+def visible_text(text: str) -> str:
+    """A prompt's text with unprintable characters replaced; spaces and line breaks stay."""
+    return "".join(c if c in " \n" else " " if c in "\t\r" else _printable(c) for c in text)
+
+
+def _printable(char: str) -> str:
+    # Control characters would act on a terminal, direction marks would turn the line round, and half a surrogate cannot
+    # be written to a file.
+    category = unicodedata.category(char)
+    if category[0] == "C" or category in ("Zl", "Zp"):
+        return f"‹{ord(char):02X}›"
+    return "␣" if category == "Zs" else char

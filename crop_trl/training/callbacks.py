@@ -1,0 +1,129 @@
+"""Callbacks of [`~crop_trl.CROPTrainer`]."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from ..methods import Selection, Signals
+from ..methods.divergence import topk_entropy
+from ..prompts import prompt_texts
+
+
+class StepCounter(TrainerCallback):
+    """Puts the trainer's count of forward passes back where a checkpoint left it."""
+
+    def __init__(self, trainer):
+        self.trainer = trainer
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        updates = args.windows_per_generation * args.num_iterations
+        if state.global_step % updates:
+            raise ValueError(
+                f"The checkpoint at step {state.global_step} lies in the middle of a batch of rollouts, which feeds "
+                f"{updates} optimizer steps and is not saved; resume from a step that is a multiple of {updates}."
+            )
+        self.trainer._step = state.global_step * args.gradient_accumulation_steps
+        self.trainer._buffered_inputs = None
+
+    def on_step_end(self, args, state, control, **kwargs):
+        # Rollouts are not part of a checkpoint, so one in the middle of a batch of them could not be resumed; written
+        # all the same, it would push out a good one.
+        if control.should_save and state.global_step % (args.windows_per_generation * args.num_iterations):
+            control.should_save = False
+
+    def on_train_end(self, args, state, control, **kwargs):
+        if state.global_step == 0:
+            raise ValueError("No step was made: the dataset has fewer usable prompts than one step takes.")
+
+
+class EngineGapWatch(TrainerCallback):
+    """Warns, once, when the sampling engine and the trainer disagree on the tokens that were sampled."""
+
+    # Nats. In bf16 the two differ by 0.002 to 0.03 on average; stale weights or wrong positions by far more.
+    LIMIT = 0.1
+    METRIC = "sampling/sampling_logp_difference/mean"
+
+    def __init__(self):
+        self._warned = False
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        gap = (logs or {}).get(self.METRIC, 0.0)
+        if gap > self.LIMIT and not self._warned and state.is_world_process_zero:
+            self._warned = True
+            warnings.warn(
+                f"The log-probabilities of vLLM and of the trainer are {gap:.2f} nats apart on average "
+                f"(`{self.METRIC}` at step {state.global_step}), where precision explains {self.LIMIT}: the engine "
+                "samples from another model than the one that is trained; check that both load the same weights in the "
+                "same precision.",
+                stacklevel=2,
+            )
+
+
+@dataclass
+class RolloutRecord:
+    """
+    One process's batch of rollouts, as it was sampled, scored and selected.
+
+    Args:
+        step (`int`):
+            Global step.
+        first_row (`int`):
+            Place of the first response in the rollout batch of all processes.
+        completion_ids (B lists of token ids):
+            What was sampled.
+        loss_mask (`torch.BoolTensor` of shape `[B, T]`):
+            Response tokens that may be trained.
+        selection ([`~crop_trl.methods.Selection`]):
+            What enters the loss, `[B, T]`.
+        signals ([`~crop_trl.methods.Signals`]):
+            What it was made from.
+        rows (B dataset rows):
+            What the prompts came from.
+        tokenizer (`PreTrainedTokenizerBase`):
+            Decodes it.
+    """
+
+    step: int
+    first_row: int
+    completion_ids: list[list[int]]
+    loss_mask: torch.Tensor
+    selection: Selection
+    signals: Signals
+    rows: Sequence[Mapping[str, Any]]
+    tokenizer: Any
+
+    @cached_property
+    def texts(self) -> dict[str, list[str]]:
+        """Prompts of each kind as the dataset has them, B of each, for reading; see `prompts.prompt_texts`."""
+        return prompt_texts(self.rows)
+
+    @cached_property
+    def student_entropy(self) -> torch.Tensor | None:
+        """Entropy of the student over its K entries, in [0, 1], `[B, T]`; `None` where it was not scored."""
+        student = self.signals.get("student/original")
+        return None if student is None else topk_entropy(student)
+
+
+class RolloutCallback(TrainerCallback):
+    """A callback that also sees every batch of rollouts that is trained on; each process sees its own."""
+
+    def on_rollout(self, args, state, control, rollout: RolloutRecord, **kwargs):
+        """
+        Event called once a batch of rollouts is scored and selected, before the update.
+
+        Args:
+            args ([`~crop_trl.CROPConfig`]), state, control: As for every callback.
+            rollout ([`RolloutRecord`]): To be read, not changed.
+        """
+
+
+def notify_rollout(trainer, rollout: RolloutRecord) -> None:
+    """Call `on_rollout` of the trainer's callbacks that have it."""
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, RolloutCallback):
+            callback.on_rollout(trainer.args, trainer.state, trainer.control, rollout=rollout)

@@ -1,0 +1,217 @@
+"""What a run trains, in words: the method's card of a run's page, and the README of the model that comes out.
+
+Both are made of [`method_card`], so they cannot say different things.
+"""
+
+import html
+import inspect
+import os
+import re
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+from accelerate.utils import is_peft_model
+from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+from transformers import PreTrainedModel
+
+from .. import __version__
+from ..config import CROPConfig
+from ..files import looks_like_path
+from ..methods import get_method
+from ..text import markdown_table, masked
+
+TEMPLATE = Path(__file__).parent / "templates" / "model_card.md.j2"
+PAPER = {
+    "title": "CROP: Task Relevance via Counterfactuals for Selective On-Policy Distillation",
+    "citation": """\
+@misc{crop,
+  title  = {{CROP}: Task Relevance via Counterfactuals for Selective On-Policy Distillation},
+  author = {Li, Enhan and He, Junhao and Du, Hongyang},
+  note   = {Preprint, The University of Hong Kong}
+}""",
+}
+_PACKAGES = ("trl", "transformers", "torch", "datasets", "tokenizers")
+
+
+def public_name(name: Any) -> Any:
+    """A name for others to read: of an absolute path the last part, since the rest tells only where a user keeps it."""
+    if isinstance(name, os.PathLike):
+        name = os.fspath(name)
+    if not isinstance(name, str):
+        return masked(name)
+    for kind in (PurePosixPath, PureWindowsPath):
+        if kind(name).is_absolute() or name.startswith("~"):
+            return kind(name).name
+    return masked(name)
+
+
+def hub_name(name: Any) -> str | None:
+    """A name as metadata may hold it: `None` unless it can be that of a model or data set on the hub."""
+    name = str(name or "")
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return None
+    return None if os.path.exists(name) or looks_like_path(name) else name
+
+
+def code_span(text: Any) -> str | None:
+    """Text as code in Markdown, in one line and whatever is in it."""
+    text = " ".join(str(text or "").split())
+    marks = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    space = " " if "`" in text else ""
+    return f"{marks}{space}{text}{space}{marks}" if text else None
+
+
+def teacher_name(teacher, args: CROPConfig) -> str:
+    """What to call a teacher that was passed as a name, a model or a scorer."""
+    if isinstance(teacher, PreTrainedModel):
+        return teacher.name_or_path or type(teacher).__name__
+    if isinstance(teacher, str):
+        return teacher
+    return args.teacher_model_name_or_path or type(teacher).__name__
+
+
+def method_card(args: CROPConfig, settings: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """
+    What a run trains, in words.
+
+    Args:
+        args ([`CROPConfig`]): The run's.
+        settings (mapping, *optional*): What else describes it, such as the dataset's name.
+
+    Returns:
+        `dict[str, str]`: Heading -> text.
+    """
+    method = get_method(args.method)
+
+    def what(function):
+        return " ".join((inspect.getdoc(function) or function.__name__).split("\n\n")[0].split())
+
+    budget = f"{args.retention_ratio:g} of each response, at least {args.min_tokens}"
+    card = {
+        "Method": args.method,
+        "Trained tokens": budget if method.score else "all",
+        "Ranked by": what(method.score) if method.score else "nothing: every token is trained",
+        "Weighted by": what(method.weight) if method.weight else "nothing",
+        "Teacher's target": what(method.teacher_target) if method.teacher_target else "log T of the sampled token",
+        "Signals": ", ".join(method.needs),
+        "Vocabulary entries scored (K)": str(args.score_top_k),
+        "Strength of the teacher (lambda)": f"{args.lambda_opd:g}",
+        "Clipping": f"{1 - args.epsilon:g} to {1 + args.epsilon_high:g}",
+    }
+    described = {name: value for name, value in (settings or {}).items() if value not in (None, "")}
+    return {**card, **{name.replace("_", " ").capitalize(): str(value) for name, value in described.items()}}
+
+
+def training_card(trainer) -> dict[str, str]:
+    """
+    How a run trains, in words.
+
+    Args:
+        trainer ([`~crop_trl.CROPTrainer`]): During or after training.
+
+    Returns:
+        `dict[str, str]`: Heading -> text.
+    """
+    args, state = trainer.args, trainer.state
+    responses = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    rewards = zip(trainer.reward_func_names, trainer.reward_weights.tolist())
+    adapters = trainer.model.peft_config.values() if is_peft_model(trainer.model) else ()
+    return {
+        "Steps": f"{state.global_step} of {state.max_steps}",
+        "Prompts per step": f"{responses / args.num_generations:g}",
+        "Responses per prompt": str(args.num_generations),
+        "Longest prompt, response (tokens)": f"{args.max_prompt_length}, {args.max_completion_length}",
+        "Temperature of sampling": f"{args.temperature:g}",
+        "Rewards (weight)": ", ".join(f"{name} ({weight:g})" for name, weight in rewards if name != "no_reward")
+        or "none",
+        "Learning rate": f"{args.learning_rate:g}, {getattr(args.lr_scheduler_type, 'value', args.lr_scheduler_type)}, "
+        f"{args.warmup_steps:g} warmup",
+        "Optimizer": f"{getattr(args.optim, 'value', args.optim)}, betas {args.adam_beta1:g} and {args.adam_beta2:g}, "
+        f"weight decay {args.weight_decay:g}, gradient norm at most {args.max_grad_norm:g}",
+        "Weights": ", ".join(sorted({f"{config.peft_type.value} adapter" for config in adapters})) or "all",
+        "Precision": "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32",
+        "Seed": str(args.seed),
+        "Processes": str(args.world_size),
+    }
+
+
+def card_table(rows: Mapping[str, str]) -> str:
+    """A card as a Markdown table of two columns."""
+    return markdown_table(("", ""), rows.items())
+
+
+def model_card(trainer, model_name: str | None, dataset_name: str | None = None, tags: set[str] | None = None):
+    """
+    The README of a trained model: method, data, teacher, settings, versions and citation.
+
+    Args:
+        trainer ([`~crop_trl.CROPTrainer`]): What trained it.
+        model_name (`str`, *optional*): What to call it; by default the output folder's name.
+        dataset_name (`str`, *optional*): By default that of `trainer.run_settings`.
+        tags (set of `str`, *optional*): For the hub, beside the trainer's own.
+
+    Returns:
+        [`~huggingface_hub.ModelCard`]
+    """
+    settings = dict(trainer.run_settings)
+    if dataset_name is not None:
+        settings["dataset_name"] = public_name(dataset_name)
+    student, dataset = trainer.model.config._name_or_path, settings.get("dataset_name")
+    model_name = " ".join((model_name or Path(trainer.args.output_dir).resolve().name).split())
+    adapter = is_peft_model(trainer.model)
+    return ModelCard.from_template(
+        ModelCardData(
+            base_model=hub_name(student),
+            datasets=hub_name(dataset),
+            library_name="peft" if adapter else "transformers",
+            pipeline_tag="text-generation",
+            model_name=model_name,
+            tags=sorted({"generated_from_trainer", *trainer._tag_names, *(["lora"] if adapter else []), *(tags or ())}),
+        ),
+        template_path=str(TEMPLATE),
+        name=html.escape(model_name, quote=False),
+        hub_id=trainer.hub_model_id or model_name,
+        student=code_span(public_name(student)),
+        teacher=code_span(settings.get("teacher")),
+        dataset=code_span(dataset),
+        method_table=card_table(method_card(trainer.args, settings)),
+        training_table=card_table(training_card(trainer)),
+        versions={"crop_trl": __version__, **{name: version(name) for name in _PACKAGES}},
+        paper=trainer._paper,
+    )
+
+
+class ModelCards:
+    """Part of a [`~crop_trl.CROPTrainer`]: every model that is saved has a README beside it, checkpoints included."""
+
+    _tag_names = ["trl", "crop"]
+    _name = "CROP"
+    _paper = PAPER
+    run_settings: dict[str, Any]
+
+    def create_model_card(
+        self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None
+    ) -> None:
+        """Write the README of the output folder; see [`model_card`] and [`~trl.GRPOTrainer.create_model_card`]."""
+        self._write_model_card(
+            self.args.output_dir, model_name, dataset_name, {tags} if isinstance(tags, str) else tags
+        )
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model, then its README: an adapter is saved with one of another library."""
+        super().save_model(output_dir, _internal_call)
+        # After it, since an adapter is saved with a README of another library.
+        self._write_model_card(
+            output_dir or self.args.output_dir, self.hub_model_id and self.hub_model_id.split("/")[-1]
+        )
+
+    def _write_model_card(self, folder: str, *describe) -> None:
+        if self.is_world_process_zero():
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            model_card(self, *describe).save(Path(folder) / "README.md")

@@ -1,0 +1,128 @@
+"""What a training step and an evaluation log, beside what GRPO logs.
+
+Values of single tokens are summed on each process and reduced over all of them once a step, so that a mean is one over
+tokens, wherever they were.
+"""
+
+import math
+import time
+
+import torch
+from transformers.trainer_utils import has_length
+
+from ..methods.divergence import residual_mass
+from ..models.distributed import RunningMeans
+from .update import MicroBatch
+
+
+class StepMetrics:
+    """Mixed in before [`~trl.GRPOTrainer`]: metrics of the selection, the update and the seconds they take."""
+
+    def _start_metrics(self) -> None:
+        self._means = {"train": RunningMeans(), "eval": RunningMeans()}
+        self._seconds = {"prepare": 0.0, "update": 0.0}
+        self._clip_range = (1 - self.epsilon_low, 1 + self.epsilon_high)
+
+    def evaluation_loop(self, dataloader, *args, **kwargs):
+        """See [`~transformers.Trainer.evaluation_loop`]; every response counts once."""
+        known = has_length(dataloader.dataset)
+        self._to_evaluate = len(dataloader.dataset) * self.num_generations_eval if known else math.inf
+        return super().evaluation_loop(dataloader, *args, **kwargs)
+
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        if self.model.training:
+            return rewards
+        mine = torch.arange(len(prompts), device=rewards.device) + self.accelerator.process_index * len(prompts)
+        # Several processes begin once more with the first prompts, until their shares are even.
+        self._evaluated = mine < self._to_evaluate
+        self._to_evaluate -= len(prompts) * self.accelerator.num_processes
+        means = self._means["eval"]
+        for name, values in zip(self.reward_func_names, rewards[mine].unbind(1), strict=True):
+            means.add(f"rewards/{name}/mean", values, self._evaluated & ~values.isnan())
+        weighted = (rewards[mine] * self.reward_weights.to(rewards.device)).nansum(1)
+        means.add("reward", weighted, self._evaluated & ~rewards[mine].isnan().all(1))
+        lengths = torch.tensor([len(ids) for ids in completion_ids_list], device=rewards.device)
+        means.add("completions/mean_length", lengths, self._evaluated)
+        return rewards
+
+    def _log_selection(self, mode: str, signals, selection, loss_mask: torch.Tensor, student_logprobs) -> None:
+        means = self._means[mode]
+        if mode == "train":
+            # Evaluation selects nothing; a share of 1 there would look as if the method did not work.
+            means.add("selection/retention_ratio", selection.mask.float(), loss_mask)
+            means.add("selection/tokens_per_response", selection.mask.sum(-1))
+            for name, value in selection.measures.items():
+                means.add(f"selection/{name}", value, loss_mask)
+        else:
+            loss_mask = loss_mask & self._evaluated[:, None]
+        means.add("scoring/residual_mass", residual_mass(signals["teacher/original"]), loss_mask)
+        if student_logprobs is not None:
+            gap = student_logprobs - selection.teacher_logprobs
+            means.add("distillation/gap_dropped", gap, loss_mask & ~selection.mask)
+        if mode == "train":
+            self._flush(mode)
+        stats = getattr(self.scorers["teacher"], "stats", None)
+        if stats is not None:
+            for name, value in stats.metrics().items():
+                self._metrics[mode][f"scoring/{name}"].append(value)
+            stats.reset()
+
+    def _flush(self, mode: str) -> None:
+        for name, value in self._means[mode].flush(self.accelerator).items():
+            if not math.isnan(value):
+                self._metrics[mode][name].append(value)
+
+    def _log_update(self, inputs: MicroBatch, logprobs, old_logprobs, advantages, entropy) -> None:
+        mode = "train" if self.model.training else "eval"
+        means = self._means[mode]
+        counted = torch.ones_like(entropy, dtype=torch.bool)
+        if mode == "eval":
+            counted = self._evaluated[inputs.batch.rows]
+        ratio = torch.exp(logprobs - old_logprobs)
+        if mode == "train":
+            low = (ratio < 1 - self.epsilon_low) & (advantages < 0)
+            high = (ratio > 1 + self.epsilon_high) & (advantages > 0)
+            means.add("clip_ratio/low_mean", low.float())
+            means.add("clip_ratio/high_mean", high.float())
+            means.add("clip_ratio/region_mean", (low | high).float())
+        means.add("distillation/gap_kept", old_logprobs - inputs.teacher_logprobs, counted)
+        means.add("distillation/advantage", advantages, counted)
+        means.add("entropy", entropy, counted)
+        if inputs.engine_logprobs is not None:
+            gap = (old_logprobs - inputs.engine_logprobs).abs()
+            means.add("sampling/sampling_logp_difference/mean", gap, torch.isfinite(gap) & counted)
+        if mode == "eval":
+            # Evaluation logs means over all its tokens: summed here, reduced once in `log`.
+            loss = torch.maximum(-ratio * advantages, -ratio.clamp(*self._clip_range) * advantages)
+            means.add("loss", loss, counted)
+        else:
+            means.add("selection/selected_tokens", inputs.num_items.reshape(1))
+            if self.accelerator.sync_gradients:
+                self._flush(mode)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """See [`~transformers.Trainer.log`]; an evaluation's means are those over all of its responses or tokens."""
+        if not self.model.training:
+            for name, value in self._means["eval"].flush(self.accelerator).items():
+                if name != "loss":
+                    # In place of GRPO's, which is one over batches, however few responses the last one has.
+                    self._metrics["eval"][name] = [value]
+                    continue
+                # Trainer weighs batches by prompts, of which a batch of responses holds fewer than it counts.
+                logs.update({key: value for key in logs if key.endswith("_loss")})
+        super().log(logs, start_time)
+
+    def training_step(self, model, inputs, num_items_in_batch):
+        """See [`~transformers.Trainer.training_step`]; the seconds of the update are logged too."""
+        started = time.perf_counter()
+        self._seconds["prepare"] = 0.0
+        output = super().training_step(model, inputs, num_items_in_batch)
+        if self.accelerator.sync_gradients and self.accelerator.device.type == "cuda":
+            # Once an optimizer step, so that the seconds below belong to the update and not to the next rollout.
+            torch.cuda.synchronize()
+        self._seconds["update"] += time.perf_counter() - started - self._seconds["prepare"]
+        if self.accelerator.sync_gradients:
+            self._metrics["train"]["seconds/update"].append(self._seconds["update"])
+            self._seconds["update"] = 0.0
+        return output

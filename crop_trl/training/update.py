@@ -1,0 +1,143 @@
+"""From selected rollouts to the micro-batches of one or several optimizer steps.
+
+A rollout batch is first dealt to optimizer steps, then each step's share is cut by length into its micro-batches. The
+loss is a mean over the selected tokens of the whole step, counted here over all processes, so it does not matter which
+micro-batch a response falls into.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..methods import Selection
+from ..scoring.layout import PackedBatch, pack, split_balanced
+
+
+@dataclass
+class Rollout:
+    """
+    Sampled responses with what was selected of them.
+
+    Args:
+        prompt_ids, completion_ids (B lists of token ids): What was sampled from, and what was sampled.
+        base_advantages (`torch.Tensor` of shape `[B]`): One per response, from the rewards.
+        selection (`Selection`): Tokens that are trained, their weights and the teacher's log-probabilities.
+        old_logprobs (`torch.Tensor` of shape `[B, T]`, *optional*): Under the rollout-time student; `None` when that is
+            the student being trained.
+        engine_logprobs (`torch.Tensor` of shape `[B, T]`, *optional*): As the sampling engine reported them.
+    """
+
+    prompt_ids: list[list[int]]
+    completion_ids: list[list[int]]
+    base_advantages: torch.Tensor
+    selection: Selection
+    old_logprobs: torch.Tensor | None = None
+    engine_logprobs: torch.Tensor | None = None
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each prompt and response together."""
+        return [len(p) + len(c) for p, c in zip(self.prompt_ids, self.completion_ids, strict=True)]
+
+
+@dataclass
+class MicroBatch:
+    """
+    Everything the loss needs for some responses, flat over their N selected tokens.
+
+    Args:
+        batch (`PackedBatch`): Sequences laid out for the forward pass.
+        teacher_logprobs (`torch.Tensor` of shape `[N]`): Training target.
+        base_advantages (`torch.Tensor` of shape `[N]`): That of the token's response.
+        old_logprobs, weights, engine_logprobs (`torch.Tensor` of shape `[N]`, *optional*): See [`Rollout`].
+        num_items (`torch.Tensor`, *optional*): Selected tokens of the optimizer step on all processes.
+    """
+
+    batch: PackedBatch
+    teacher_logprobs: torch.Tensor
+    base_advantages: torch.Tensor
+    old_logprobs: torch.Tensor | None
+    weights: torch.Tensor | None
+    engine_logprobs: torch.Tensor | None
+    num_items: torch.Tensor | None = None
+
+    @property
+    def padding_share(self) -> float:
+        """Share of the forward pass that is padding."""
+        return 1.0 - self.batch.num_tokens / max(1, self.batch.input_ids.numel())
+
+
+def make_micro_batch(
+    rollout: Rollout,
+    rows: Sequence[int],
+    device: torch.device,
+    layout: Mapping[str, Any],
+    keep: torch.Tensor | None = None,
+    num_items: torch.Tensor | None = None,
+) -> MicroBatch:
+    """
+    Lay out some responses of a rollout.
+
+    Args:
+        rollout (`Rollout`): Where they come from.
+        rows (sequence of `int`): Which.
+        device (`torch.device`): Where to put the result.
+        layout (mapping): Keyword arguments of [`~crop_trl.scoring.layout.pack`]: padding, and whether to mask it.
+        keep (`torch.BoolTensor` of shape `[B, T]`, *optional*): The selection's mask on the CPU, to copy it once only.
+        num_items (`torch.Tensor`, *optional*): See [`MicroBatch`].
+
+    Returns:
+        [`MicroBatch`]
+    """
+    keep = rollout.selection.mask.cpu() if keep is None else keep
+    batch = pack(rollout.prompt_ids, rollout.completion_ids, rows, keep=keep, **layout).to(device)
+
+    def selected(values: torch.Tensor | None) -> torch.Tensor | None:
+        return None if values is None else values[batch.rows, batch.columns]
+
+    return MicroBatch(
+        batch=batch,
+        teacher_logprobs=selected(rollout.selection.teacher_logprobs),
+        base_advantages=rollout.base_advantages[batch.rows],
+        old_logprobs=selected(rollout.old_logprobs),
+        weights=selected(rollout.selection.weights),
+        engine_logprobs=selected(rollout.engine_logprobs),
+        num_items=num_items,
+    )
+
+
+def cut_rollout(
+    rollout: Rollout,
+    windows: int,
+    micro_batches: int,
+    device: torch.device,
+    layout: Mapping[str, Any],
+    reduce: Callable[[torch.Tensor], torch.Tensor],
+) -> list[MicroBatch]:
+    """
+    Cut a rollout batch into the micro-batches of its optimizer steps.
+
+    Every process gets `micro_batches` of them for each step, whatever the lengths of its responses.
+
+    Args:
+        rollout (`Rollout`): This process's responses.
+        windows (`int`): Optimizer steps that they feed. With more than one, rows are dealt to them at random.
+        micro_batches (`int`): Micro-batches of one step.
+        device, layout: See [`make_micro_batch`].
+        reduce (`Callable`): Sums a tensor over all processes.
+
+    Returns:
+        `list[MicroBatch]`, step by step.
+    """
+    keep = rollout.selection.mask.cpu()
+    lengths = rollout.lengths
+    order = torch.randperm(len(lengths)) if windows > 1 else torch.arange(len(lengths))
+    dealt = order.chunk(windows)
+    counts = reduce(torch.stack([keep[rows].sum() for rows in dealt]).to(device))
+    return [
+        make_micro_batch(rollout, [int(rows[i]) for i in part], device, layout, keep, num_items)
+        for rows, num_items in zip(dealt, counts, strict=True)
+        for part in split_balanced([lengths[i] for i in rows], micro_batches)
+    ]

@@ -1,0 +1,86 @@
+"""The rollout bank: saved, read back, and in agreement with what the trainer itself selects."""
+
+import pytest
+import torch
+from tiny import make_rows, make_trainer
+
+from crop_trl import methods
+from crop_trl.analysis.bank import RolloutBank, caught_share, collect_bank, kept_overlap
+from crop_trl.methods import METHODS, SelectionSettings
+
+
+@pytest.fixture(scope="module")
+def bank(tmp_path_factory):
+    trainer = make_trainer(tmp_path_factory.mktemp("bank"))
+    bank = collect_bank(trainer, make_rows(4))
+    path = tmp_path_factory.mktemp("saved") / "bank.safetensors"
+    bank.settings = {"seed": 0}
+    bank.save(path)
+    return bank, path
+
+
+def test_every_method_is_replayed_alike_after_saving(bank):
+    original, path = bank
+    read = RolloutBank.load(path)
+    assert read.runnable_methods() == list(METHODS)
+    assert read.settings == {"seed": 0} and read.prompts == original.prompts
+    assert read.texts == original.texts and list(read.texts) == ["original", "paraphrase", "counterfactual"]
+    assert read.texts["original"][0] == make_rows(4)[0]["prompt"][0]["content"]
+    for name in METHODS:
+        a, b = original.select(name), read.select(name)
+        assert torch.equal(a.mask, b.mask)
+        torch.testing.assert_close(a.teacher_logprobs, b.teacher_logprobs)
+
+
+def test_the_trainer_selects_what_a_replay_selects(tmp_path, monkeypatch):
+    """Signals seen in training, saved as a bank: `select` gives the masks that entered the loss."""
+    seen = {}
+    real = methods.select
+
+    def recording(name, signals, loss_mask, settings, **kwargs):
+        seen["selection"] = real(name, signals, loss_mask, settings, **kwargs)
+        seen["bank"] = RolloutBank(torch.zeros_like(loss_mask, dtype=torch.long), loss_mask, signals, [])
+        return seen["selection"]
+
+    monkeypatch.setattr(methods, "select", recording)
+    for name in ("crop", "tip", "credit-budgeted", "random"):
+        make_trainer(tmp_path, method=name).train()
+        seen["bank"].save(tmp_path / "bank.safetensors")
+        assert torch.equal(RolloutBank.load(tmp_path / "bank.safetensors").select(name).mask, seen["selection"].mask)
+
+
+def test_overlap_and_catches(bank):
+    read = RolloutBank.load(bank[1])
+    names = ["crop", "crop-bottom", "opd"]
+    overlap = kept_overlap(read, names)
+    torch.testing.assert_close(overlap.diagonal(), torch.ones(3, dtype=torch.float64))
+    assert torch.equal(overlap[:2, 2], torch.ones(2, dtype=torch.float64))
+    assert caught_share(read, "opd") in (1.0, None)
+    kept, large = read.select("crop").mask, read.loss_mask & (read.gap > 0.5)
+    assert caught_share(read, "crop", 0.5) == pytest.approx((kept & large).sum().item() / large.sum().item())
+    assert caught_share(read, "crop", 1e9) is None
+
+
+def test_settings_reach_the_selection(bank):
+    read = RolloutBank.load(bank[1])
+    small, large = (read.select("crop", SelectionSettings(retention_ratio=r)).mask.sum() for r in (0.1, 0.5))
+    assert small < large
+
+
+def test_a_file_that_is_no_bank(tmp_path):
+    from safetensors.torch import save_file
+
+    save_file({"x": torch.zeros(1)}, str(tmp_path / "x.safetensors"))
+    with pytest.raises(ValueError, match="is not a rollout bank"):
+        RolloutBank.load(tmp_path / "x.safetensors")
+
+
+def test_a_broken_file(tmp_path):
+    (tmp_path / "broken.safetensors").write_bytes(b"not a bank")
+    with pytest.raises(ValueError, match="cannot be read as a rollout bank"):
+        RolloutBank.load(tmp_path / "broken.safetensors")
+
+
+def test_one_prompt_leaves_out_what_needs_others(tmp_path):
+    bank = collect_bank(make_trainer(tmp_path), make_rows(1))
+    assert {"credit", "credit-budgeted"} == set(METHODS) - set(bank.runnable_methods())

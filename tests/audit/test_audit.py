@@ -1,0 +1,333 @@
+"""The audit: canonical texts, what ranks near the top, the files, the verdicts."""
+
+import csv
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from crop_trl.audit import compare as contamination
+from crop_trl.audit.compare import Problem, audit, read_benchmark, read_train, relate_answers, summarize, tokens_of
+from crop_trl.audit.report import apply_verdicts, marked_difference, read_verdicts, write_report
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "examples" / "audit_contamination.py"
+
+BENCHMARK = [
+    ("b0", r"A farmer plants $3x+2$ rows of beans, and each row holds $\dfrac{1}{2}y$ seeds. How many seeds?", "7"),
+    ("b1", "Two dice with 8 sides are thrown. What is the probability that the larger number is exactly 5?", "9/64"),
+    ("b2", r"Find all real roots of $t^5 - 4t^3 + 9 = 0$ that are smaller than $\sqrt{7}$ and count them.", "2"),
+    ("b3", "A train leaves Lyon at noon with 90 km/h; one follows at 13:00 with 120 km/h. When do they meet?", "16"),
+    ("b4", r"How many lattice points lie strictly inside the ellipse $4x^2 + 25y^2 = 100$?", "31"),
+]
+PLANTED = {
+    "exact": ("b0", r"A farmer plants \(3x + 2\) rows of beans and each row holds $\frac12 y$ seeds.  How many seeds"),
+    "re-encoded": (
+        "b1",
+        "Two dice with 8 sides are thrown. What is the probability that the larger number is exactly 5? The answer is "
+        r"in the form \frac{m}{n}, where gcd(m, n) = 1. Please provide the value of m + n.",
+    ),
+    "reworded": (
+        "b3",
+        "At noon a train departs from Lyon at 90 km/h, and at 13:00 a second train follows it with a speed of "
+        "120 km/h. At what time will they meet?",
+    ),
+    "condition": (
+        "b2",
+        r"Find all real roots of $t^5 + 4t^3 + 9 = 0$ that are smaller than $\sqrt{7}$ and count them.",
+    ),
+    "translated": ("b4", r"椭圆 $4x^2 + 25y^2 = 100$ 的内部有多少个格点？"),
+}
+
+
+def filler(count: int) -> list[Problem]:
+    """Problems of the same flavour that have nothing to do with the benchmark."""
+    texts = [
+        "Find the number of positive integers n below {a} such that n^2 + {b} is divisible by {c}.",
+        "What is the probability that a fair coin thrown {a} times shows heads exactly {b} times?",
+        "A train of length {a} m passes a bridge of {b} m in {c} s. How fast is it in km/h?",
+        r"Let $f(x) = {a}x^2 + {b}x - {c}$. Find all real roots of $f$ and give their sum.",
+        "How many seeds does a farmer need for {a} rows with {b} plants each if {c} of them fail?",
+    ]
+    return [
+        Problem(
+            f"f{i}",
+            texts[i % 5].replace("{a}", str(11 + i)).replace("{b}", str(3 + i % 17)).replace("{c}", str(7 + i % 23)),
+            "1",
+        )
+        for i in range(count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def result():
+    planted = [Problem(f"t-{kind}", text, "73") for kind, (_, text) in PLANTED.items()]
+    problems = [Problem(*row) for row in BENCHMARK]
+    return audit([*filler(400), *planted], {"toy": problems})
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_planted_overlap_is_the_best_candidate_of_its_problem(result, kind):
+    benchmark_id = PLANTED[kind][0]
+    best = next(candidate for candidate in result.candidates if candidate.problem.id == benchmark_id)
+    assert best.train.id == f"t-{kind}"
+    assert best.exact is (kind == "exact")
+
+
+def test_planted_overlaps_lead_the_list(result):
+    order = [candidate.train.id for candidate in result.candidates]
+    assert order[0] == "t-exact"
+    assert set(order[:5]) == {f"t-{kind}" for kind in PLANTED}
+    similarities = [candidate.similarity for candidate in result.candidates]
+    assert similarities == sorted(similarities, reverse=True) and similarities[0] == 1.0 > similarities[1]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (r"$\dfrac{1}{2}$", r"\(\frac12\)"),
+        (r"$a \leq b$", "a ≤ b"),
+        (r"$x^{2}\cdot 3$", r"$x^2 \times 3$"),
+        (r"\left( 1{,}000 \right)", "(1000)"),
+        ("$\x0crac{1}{3}$ and $\theta$ and 2\times 3", r"$\frac{1}{3}$ and $\theta$ and 2\times 3"),
+        ("Find  x .\n\nThen stop", "find x; then stop."),
+        (r"30^\circ", "30°"),
+        (r"\text{Let } \mathbf{v} be", "Let v be"),
+        (r"$1,2,\dots,n$", "$1, 2, \\ldots, n$"),
+        (r"ＡＢ＝５", "AB = 5"),
+    ],
+)
+def test_spellings_of_one_text_are_one(first, second):
+    assert tokens_of(first) == tokens_of(second)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("z^4+z^2+1", "z^4-z^2+1"), ("x+1", "x+2"), ("a<b", "a>b"), (r"a\le b", "a<b"), ("x^{21}", "x^2 1"), ("12", "1 2"),
+     (r"\sin x", r"\cos x"), ("5!", "5"), ("1.5", "15"), (r"\frac{1}{2}", r"\frac{2}{1}"), ("3:4", "34")],
+)  # fmt: skip
+def test_numbers_and_operators_make_a_difference(first, second):
+    assert tokens_of(first) != tokens_of(second)
+
+
+def test_answers_are_related():
+    assert relate_answers(r"\frac{9}{64}", "73") == "re-encoded"
+    assert relate_answers(r"\dfrac{9}{64}", r"\frac{9}{64}") == relate_answers("45^\\circ", "45") == "equal"
+    assert relate_answers("5", "6") == "different" and relate_answers(None, "6") == relate_answers("5", "") == ""
+
+
+def test_every_field_of_a_triplet_is_compared(tmp_path):
+    file = tmp_path / "triplets.jsonl"
+    record = {"id": "r1", "original_problem": "What is 2 plus 2?", "paraphrase_problem": "Add two and two.",
+              "counterfactual_problem": BENCHMARK[4][1], "answer": "4"}  # fmt: skip
+    file.write_text(json.dumps(record) + "\n")
+    train = read_train([file])
+    assert [problem.field for problem in train] == ["original_problem", "paraphrase_problem", "counterfactual_problem"]
+    found = audit(train, {"toy": [Problem(*row) for row in BENCHMARK]})
+    assert [(c.problem.id, c.train.id, c.train.field) for c in found.candidates if c.exact] == [
+        ("b4", "r1", "counterfactual_problem")
+    ]
+    assert train[2].answer is None
+
+
+def test_copies_of_a_training_text_are_all_reported_and_judged_together(tmp_path):
+    train = [
+        Problem("t1", "Compute the area of a disc of radius 9 cm now"),
+        Problem("t2", "compute the area of a disc of radius 9 cm now."),
+    ]
+    problems = [
+        Problem("p", "Compute the area of a disc of radius 9 cm", "1"),
+        Problem("q", "Unrelated words entirely", "2"),
+    ]
+    found = audit([*filler(50), *train], {"toy": problems}, at_least=1)
+    assert {c.train.id for c in found.candidates if c.problem.id == "p"} >= {"t1", "t2"}
+    apply_verdicts(found, {("toy", "p", "t1", "problem"): "same", ("toy", "p", "gone", "problem"): "near"})
+    assert found.unknown_verdicts == 1
+    table = summarize(found)["toy"]
+    assert (table["exact"], table["near"], table["clean_ids"]) == (0, 1, ["q"])
+
+
+def write_inputs(folder: Path) -> tuple[Path, Path]:
+    train, benchmark = folder / "train.jsonl", folder / "benchmark.jsonl"
+    rows = [{"id": f"t-{kind}", "problem": text, "answer": "73"} for kind, (_, text) in PLANTED.items()]
+    rows += [{"id": problem.id, "problem": problem.text, "answer": problem.answer} for problem in filler(60)]
+    train.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    benchmark.write_text("".join(json.dumps(dict(zip(("id", "problem", "answer"), row))) + "\n" for row in BENCHMARK))
+    return train, benchmark
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, cwd=ROOT)
+
+
+def test_script_writes_candidates_then_applies_verdicts(tmp_path):
+    train, benchmark = write_inputs(tmp_path)
+    arguments = ["--train", str(train), "--benchmark", f"toy={benchmark}", "--output", str(tmp_path / "out")]
+    done = run(*arguments)
+    assert done.returncode == 0, done.stderr
+    with open(tmp_path / "out" / "candidates.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0])[:6] == ["benchmark", "benchmark_id", "train_id", "field", "similarity", "exact"]
+    assert rows[0]["exact"] == "True" and float(rows[0]["similarity"]) == 1.0
+    assert not (tmp_path / "out" / "clean_ids.json").exists()
+    html = (tmp_path / "out" / "candidates.html").read_text()
+    assert "<del>" in html and "<ins>" in html and "t-condition" in html and "http" not in html
+
+    kinds = {"t-re-encoded": "same", "t-reworded": "same", "t-condition": "near"}
+    for row in rows:
+        row["verdict"] = kinds.get(row["train_id"], "different" if row["train_id"] != "t-exact" else "")
+    verdicts = tmp_path / "verdicts.csv"
+    with open(verdicts, "w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    done = run(*arguments, "--verdicts", str(verdicts))
+    assert done.returncode == 0, done.stderr
+    assert "| toy | 5 | 1 | 3 | 1 | 0 |" in done.stdout
+    assert json.loads((tmp_path / "out" / "clean_ids.json").read_text()) == {"toy": ["b4"]}
+
+
+def test_texts_cannot_break_out_of_the_page(tmp_path):
+    evil = "<script>alert(1)</script> & 'x' \" < 3 <img src=x onerror=alert(2)>"
+    found = audit([Problem("<b>t", evil)], {"<i>n": [Problem("p&", evil + " more", "<u>")]})
+    write_report(found, tmp_path)
+    html = (tmp_path / "candidates.html").read_text()
+    for raw in ("<script>alert", "<img", "<b>t", "<i>n", "<u>"):
+        assert raw not in html
+
+
+def test_marked_difference_keeps_the_texts():
+    first, second = marked_difference("a + b = 3", "a - b = 3")
+    assert first == "a <del>+</del> b = 3" and second == "a <ins>-</ins> b = 3"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--train", "nowhere.jsonl"], "--train 'nowhere.jsonl' does not exist"),
+        (["--benchmark", "toy"], "NAME=FILE"),
+        (["--verdicts", "nowhere.csv"], "--verdicts 'nowhere.csv' does not exist"),
+        (["--min_similarity", "3"], "`min_similarity` is 3.0"),
+        (["--min_similarity", "nan"], "`min_similarity` is nan"),
+        (["--per_problem", "-1"], "`per_problem` is -1"),
+        (["--per_problem", "0"], "`per_problem` is 0"),
+        (["--benchmark", "toy=other.jsonl"], "--benchmark names 'toy' twice"),
+        (["--benchmark", "=other.jsonl"], "NAME=FILE"),
+    ],
+)
+def test_mistakes_get_one_sentence(tmp_path, monkeypatch, arguments, words):
+    train, benchmark = write_inputs(tmp_path)
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    import audit_contamination
+
+    given = ["--train", str(train), "--benchmark", f"toy={benchmark}", "--output", str(tmp_path / "out")]
+    # A later option of the same name takes the place of the earlier one.
+    monkeypatch.setattr(sys, "argv", ["audit_contamination.py", *given, *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        audit_contamination.main()
+    assert words in str(stopped.value) and "\n" not in str(stopped.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_odd_texts_survive_the_files(tmp_path):
+    long = "word " * 60_000
+    train = [Problem("t", long + "\ud800 \0 \u2028 end"), Problem("u", long + '"quoted", and\nbroken')]
+    found = audit(train, {"toy": [Problem("p", long)]}, min_similarity=0)
+    assert {c.train.id for c in found.candidates} == {"t", "u"}
+    for candidate in found.candidates:
+        candidate.verdict = "near"
+    write_report(found, tmp_path, judged=True)
+    # A cell longer than the csv module's default limit is read back.
+    assert set(read_verdicts(tmp_path / "candidates.csv")) == {c.key for c in found.candidates}
+    (tmp_path / "candidates.csv").write_bytes("benchmark,\xe9".encode("latin-1"))
+    with pytest.raises(ValueError, match="is no CSV file in UTF-8"):
+        read_verdicts(tmp_path / "candidates.csv")
+
+
+def test_verdicts_written_by_hand_are_not_overwritten(tmp_path):
+    found = audit(filler(30), {"toy": [Problem(*row) for row in BENCHMARK]}, min_similarity=0)
+    write_report(found, tmp_path)
+    file = tmp_path / "candidates.csv"
+    with open(file, newline="") as source:
+        rows = list(csv.DictReader(source))
+    rows[0]["verdict"], rows[1]["verdict"] = "same", "sane"  # the second is misspelt
+    with open(file, "w", newline="") as target:
+        writer = csv.DictWriter(target, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    before = file.read_bytes()
+    with pytest.raises(ValueError, match="candidates.csv with 2 verdicts that this run would drop; give that file as"):
+        write_report(found, tmp_path)
+    assert file.read_bytes() == before
+    found.candidates[0].verdict, found.candidates[1].verdict = "same", "near"
+    write_report(found, tmp_path, judged=True)
+    assert set(read_verdicts(file).values()) == {"same", "near"}
+    # Without verdicts, clean_ids.json and the CSV would no longer belong together.
+    with pytest.raises(ValueError, match="with 2 verdicts"):
+        write_report(audit(filler(30), {"toy": [Problem(*row) for row in BENCHMARK]}, min_similarity=0), tmp_path)
+
+
+def test_nesting_and_repetition_cost_no_time():
+    texts = [r"\frac{" * 20_000 + "1" + "}" * 20_000, "{" * 200_000, r"\text{ " * 50_000, " " * 10**6 + "a"]
+    started = time.process_time()
+    audit([Problem(str(i), text) for i, text in enumerate(texts)], {"toy": [Problem("p", "1," * 100_000)]})
+    assert time.process_time() - started < 20
+
+
+def test_rows_of_one_id_can_be_told_apart(tmp_path):
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).write_text(json.dumps({"id": "1", "problem": f"From {name}"}) + "\n")
+    train = read_train([tmp_path / "a.jsonl", tmp_path / "b.jsonl"])
+    assert [problem.id for problem in train] == ["1", "1 (b.jsonl:1)"]
+    # Files of one name in several folders, whose rows share an id.
+    assert len({problem.id for problem in read_train([tmp_path / "b.jsonl"] * 4)}) == 4
+
+
+def test_wrong_files_are_named(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"question": "?"}\n')
+    with pytest.raises(ValueError, match="row 1 has neither `problem`"):
+        read_train([file])
+    with pytest.raises(ValueError, match="row 1 has no `problem`"):
+        read_benchmark(file)
+    file.write_text('{"problem": "  "}\n')
+    with pytest.raises(ValueError, match="row 1 has no `problem`"):
+        read_benchmark(file)
+    file.write_text("")
+    with pytest.raises(ValueError, match="has no rows"):
+        read_benchmark(file)
+    table = tmp_path / "v.csv"
+    table.write_text("benchmark,benchmark_id,train_id,field,verdict\na,b,c,d,same\na,b,c,d,near\n")
+    with pytest.raises(ValueError, match="line 3: verdict 'near' for 'b' and 'c', which has 'same' above"):
+        read_verdicts(table)
+    file.write_text('{"problem": "p", "answer": {"x": 1}}\n')
+    with pytest.raises(ValueError, match="row 1 has an `answer` that is"):
+        read_train([file])
+    with pytest.raises(ValueError, match="row 1 has an `answer` that is"):
+        read_benchmark(file)
+    file.write_text('{"problem": "p", "id": null}\n{"problem": "q", "id": null}\n')
+    assert [problem.id for problem in read_train([file])] == ["rows.jsonl:1", "rows.jsonl:2"]
+    table.write_text("benchmark,benchmark_id,train_id,field,verdict\na,b,c,d,perhaps\n")
+    with pytest.raises(ValueError, match="'perhaps' is none of same, near, different"):
+        read_verdicts(table)
+    with pytest.raises(ValueError, match="'toy' has the id 'p' twice"):
+        audit([Problem("t", "x")], {"toy": [Problem("p", "a"), Problem("p", "b")]})
+
+
+def test_two_thousand_records_take_seconds():
+    started = time.process_time()
+    audit(filler(2000), {"toy": [Problem(*row) for row in BENCHMARK]})
+    assert time.process_time() - started < 20
+
+
+def test_identical_scores_do_not_depend_on_the_order_of_files():
+    train = filler(60)
+    problems = {"toy": [Problem(*row) for row in BENCHMARK]}
+    first, second = audit(train, problems), audit(train[::-1], problems)
+    assert [(c.problem.id, c.similarity) for c in first.candidates] == [
+        (c.problem.id, c.similarity) for c in second.candidates
+    ]
+    assert contamination.similarities([], []).shape == (0, 0)

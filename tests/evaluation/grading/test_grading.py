@@ -1,0 +1,240 @@
+"""The grader: what counts as the answer, what equals the gold, and that nothing can hang it."""
+
+import json
+import logging
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from crop_trl.evaluation.grading import verdict as grading
+from crop_trl.evaluation.grading.pool import GradingPool
+from crop_trl.evaluation.grading.verdict import BOX, accuracy_reward, extract_boxed, grade, grade_many
+
+
+def boxed(answer: str) -> str:
+    return f"Therefore we find $\\boxed{{{answer}}}$."
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"So \boxed{12}.", "12"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{\{1,2\}}", r"\{1,2\}"),
+        (r"\boxed{\left\{ x \right.}", r"\left\{ x \right."),
+        (r"\boxed{3} no, \boxed{4}", "4"),
+        (r"\boxed{\boxed{7}}", "7"),
+        (r"<think>\boxed{3}</think> The answer: \boxed{5}", "5"),
+        (r"\boxed{3}</think> The answer: \boxed{5}", "5"),
+        (r"<think>a</think><think>b</think>\boxed{5}", "5"),
+        (r"<think>so \boxed{3}", None),
+        (r"<think>so \boxed{3}</think> done", None),
+        (r"<think>a</think>\boxed{5}<think>", None),
+        (r"\boxed{3} or rather \boxed{4", None),
+        (r"\boxed{3} \boxed{\frac{1}{2}", None),
+        (r"\boxed{}", None),
+        (r"\boxed{  }", None),
+        (r"\boxed 5", None),
+        (r"\boxed {5}", None),
+        (r"\fbox{5}", None),
+        ("boxed{5}", None),
+        ("5", None),
+        ("", None),
+        (None, None),
+        (5, None),
+    ],
+)
+def test_extract_boxed(text, answer):
+    assert extract_boxed(text) == answer
+
+
+FILE = Path(__file__).parents[2] / "data" / "grader_answers.jsonl"
+CASES = [json.loads(line) for line in FILE.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['answer']} ~ {case['gold']}")
+def test_answers(case):
+    assert grade(boxed(case["answer"]), case["gold"]) is case["right"]
+
+
+ADVERSARIAL = Path(__file__).parent / "adversarial_answers.jsonl"
+
+
+def adversarial() -> list:
+    """
+    Pairs that were labelled before the grader saw them, in five sets; set 5 is what was mended after the fourth.
+
+    The first time, set 1 (626 pairs) gave 21 false accepts and 98 false rejects; once those kinds were mended, set 2
+    (400) gave 2 and 19, then set 3 (94, aimed at what was new) 5 and 4, and set 4 (40, aimed at what was known to be
+    missed) 2 and 7, and set 6 (35, aimed at that mending) 2 and 4. What is still
+    wrong is marked: a strict xfail keeps the number in sight.
+    """
+    params = []
+    for line in ADVERSARIAL.read_text(encoding="utf-8").splitlines():
+        case = json.loads(line)
+        marks = [pytest.mark.xfail(strict=True, reason="known miss")] if case.get("known_miss") else []
+        params.append(pytest.param(case, marks=marks, id=f"{case['answer']} ~ {case['gold']}"))
+    return params
+
+
+@pytest.mark.parametrize("case", adversarial())
+def test_adversarial_answers(case):
+    assert grade(boxed(case["answer"]), case["gold"]) is case["right"]
+
+
+@pytest.mark.parametrize(
+    ("text", "gold", "verdict"),
+    [
+        (r"First \boxed{3}. Checking again gives \boxed{4}.", "4", True),
+        (r"\boxed{4}" + "\n\n" + r"\boxed{4}", "4", True),
+        (r"It is \boxed{3} or \boxed{4}", "4", False),
+        (r"$\boxed{3}$, $\boxed{4}$", "4", False),
+        (r"$x=\boxed{3}$ and $y=\boxed{4}$", "3, 4", True),
+        (r"$x=\boxed{3}$ and $y=\boxed{4}$", "4", False),
+        (r"<think>\boxed{4}</think> It is \boxed{3}.", "4", False),
+        ("4", "4", False),
+    ],
+)
+def test_which_box_counts(text, gold, verdict):
+    assert grade(text, gold) is verdict
+
+
+HOSTILE = [
+    r"9^{9^{9^{9}}}",
+    r"\log_3(\log_2 2^{2^{2^{2^{2^2}}}})",
+    r"\sum_{k=1}^{10^{12}} \frac{1}{k^k}",
+    "{" * 900 + "}" * 900,
+    r"\frac{" * 300,
+    r"\sqrt" * 400,
+    "(" * 2000,
+    "x" * 100_000,
+    "\x0c\x00",
+]
+
+
+def test_hostile_answers_in_a_worker_thread():
+    """Signals do not reach threads, and big-integer powers do not answer to signals: only killing ends them."""
+    verdicts, started = [], time.monotonic()
+    thread = threading.Thread(
+        target=lambda: verdicts.extend(grade_many([boxed(answer) for answer in HOSTILE], [r"\sqrt{7}"] * len(HOSTILE)))
+    )
+    thread.start()
+    ticks = 0
+    while thread.is_alive() and time.monotonic() - started < 60:
+        time.sleep(0.05)
+        ticks += 1
+    assert verdicts == [False] * len(HOSTILE)
+    # The interpreter stayed responsive: this thread kept its turn.
+    assert ticks > 0.5 * (time.monotonic() - started) / 0.05
+
+
+def test_worker_stuck_beyond_signals_is_killed_and_replaced():
+    pool = GradingPool(size=1, cpu_seconds=60.0, wall_seconds=4.0)
+    try:
+        assert pool.same("x+1", "1+x")
+        first = next(iter(pool.everyone)).process
+        started = time.monotonic()
+        assert not pool.same(r"\sqrt{7}", r"\sum_{k=1}^{10^{12}} \sin(k^k)")
+        assert time.monotonic() - started < 10
+        assert first.poll() is not None
+        assert pool.same("x+2", "2+x")
+    finally:
+        pool.close()
+    assert not pool.everyone
+
+
+def test_worker_killed_from_outside_costs_no_verdict():
+    pool = GradingPool(size=1)
+    try:
+        assert pool.same("x+1", "1+x")
+        next(iter(pool.everyone)).process.kill()
+        assert pool.same("x+2", "2+x")
+    finally:
+        pool.close()
+
+
+ISOLATED = """
+import sys
+from crop_trl.evaluation import grading
+from crop_trl.evaluation.grading import pool
+pool.Worker = None  # starting one would fail
+assert grading.grade("\\\\boxed{12}", "12") and not grading.grade("\\\\boxed{13}", 12)
+assert grading.accuracy_reward(["p"], ["\\\\boxed{1,234}"], ["1234"]) == [1.0]
+print(sorted({"math_verify", "sympy", "torch"} & set(sys.modules)))
+"""
+
+
+def test_integers_need_neither_math_verify_nor_a_process():
+    done = subprocess.run([sys.executable, "-c", ISOLATED], capture_output=True, text=True, check=True)
+    assert "math_verify" not in done.stdout and "sympy" not in done.stdout
+
+
+def test_without_math_verify_algebra_counts_as_wrong_and_says_so(monkeypatch, caplog):
+    class Missing:
+        size = 1
+
+        def same(self, gold, prediction):
+            raise ImportError("No module named 'math_verify'")
+
+    monkeypatch.setattr(grading, "shared_pool", Missing)
+    monkeypatch.setattr(grading, "_warned_without_algebra", False)
+    with caplog.at_level(logging.WARNING):
+        assert not grade(boxed("a+b+c+d"), "d+c+b+a")
+    assert "crop-trl[eval]" in caplog.text
+    with pytest.raises(ImportError, match=r"crop-trl\[eval\]"):
+        grading.require_algebra()
+
+
+def test_accuracy_reward_takes_both_kinds_of_completions():
+    completions = [r"\boxed{4}", [{"role": "assistant", "content": r"\boxed{5}"}], r"\boxed{4}", []]
+    assert accuracy_reward(["p"] * 4, completions, ["4", "4", None, "4"], id=["a"] * 4) == [1.0, 0.0, None, 0.0]
+
+
+def test_grade_many_keeps_the_order():
+    golds = [str(number) for number in range(200)]
+    assert grade_many([boxed(str(number - number % 2)) for number in range(200)], golds) == [True, False] * 100
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "right"),
+    [(gold, answer, False) for gold, answers in {
+        "42": ("x = 24, y = 42", "x=43, x=42", r"x = 24 \text{ and } y = 42"),
+        "25": ("x^2=25", r"\sqrt{x}=25", "1/x=25", "|x|=25", r"\log x=25", "x^2+1=25", r"\frac{x}{2}=25"),
+        "A": (r"\text{(A) or (B)}", r"\text{(A) and (B)}", r"\text{(A)(B)}"),
+        "12": (r"12\text{ squared}", r"12\text{ factorial}", r"\text{negative }12", r"\text{twice }12",
+               r"\text{square root of }12", r"12\text{ tens}", r"12\text{ halves}", r"12\%\%", r"12\text{ negative}"),
+    }.items() for answer in answers]
+    + [(gold, answer, True) for gold, answers in {
+        "42": ("x = 40 + 2 = 42", "f(1, 2) = 42"),
+        "25": ("a+b=25", "f(2)+f(3)=25", "x=25", "S_{10}=25", r"x = 5^2 = 25", r"\angle ABC = 25^\circ", "f(5) = 25"),
+        "A": (r"\text{(A) ellipse}", r"\text{(A)}"),
+        "12": (r"12\text{ cm squared}", r"12\text{ square feet}", r"12\text{ positive integers}", r"12\%",
+               r"\text{Area of the square is }12", r"\text{Side of the square: }12"),
+        "x^2+2x+1": ("(x+1)^2 = x^2+2x+1",),
+        "12 cm^2": (r"12\text{ cm squared}",),
+    }.items() for answer in answers],
+)  # fmt: skip
+def test_answers_that_only_look_right(gold, answer, right):
+    assert grade(boxed(answer), gold) is right
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        BOX * 4000 + "5" + "}" * 4000,
+        BOX + "{" * 500_000 + "1" + "}" * 500_000 + "}",
+        BOX + "1}" + BOX + "{" * 500_000 + "1" + "}" * 500_000 + "}",
+        BOX + "0" * 500_000 + "x}",
+        BOX + r"answer\text{sum of }" * 60 + "!}",
+    ],
+    ids=["boxes", "braces", "two boxes", "zeros", "words"],
+)
+def test_long_answers_cost_no_time(text):
+    started = time.monotonic()
+    assert not grade(text, "5")
+    assert time.monotonic() - started < 10
+    assert grade(BOX * 3 + "{{5}}" + "}" * 3, "5")

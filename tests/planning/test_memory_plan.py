@@ -1,0 +1,254 @@
+"""The arithmetic of GPU memory."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import memory_plan
+import pytest
+import torch
+import yaml
+from run_settings import read_settings
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    LlamaConfig,
+    MixtralConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+
+from crop_trl.planning.memory import STRATEGIES, MemorySettings, ModelShape, plan_memory, settings_from
+
+ROOT = Path(__file__).parents[2]
+SMALL = ModelShape(1024, 3072, 28, 151_936, 2048, 1024, True)
+MIDDLE = ModelShape(2048, 6144, 28, 151_936, 2048, 1024, True)
+LARGE = ModelShape(2560, 9728, 36, 151_936, 4096, 1024, True)
+LARGEST = ModelShape(4096, 12288, 36, 151_936, 4096, 1024, False)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Qwen3Config(hidden_size=1024, num_hidden_layers=4, vocab_size=50_000, tie_word_embeddings=True),
+        Qwen3Config(hidden_size=512, num_hidden_layers=3, vocab_size=9_000, tie_word_embeddings=False),
+        LlamaConfig(hidden_size=1024, num_hidden_layers=4, num_attention_heads=16, num_key_value_heads=4),
+    ],
+)
+def test_counts_the_weights_of_a_model(config):
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    actual = sum(p.numel() for p in model.parameters())
+    assert ModelShape.of(config).parameters == pytest.approx(actual, rel=2e-3)
+
+
+@pytest.mark.parametrize(("checkpointing", "measured"), [(True, 30.8), (False, 59.2)])
+def test_the_peak_of_an_update_that_was_measured(checkpointing, measured):
+    # benchmarks/update.py on an H200: 1.7B student, 4 rows, 64 responses of 1,499 tokens on average.
+    lengths = {"rows": 4, "mean_tokens": 1_700, "longest_tokens": 4_416}
+    settings = MemorySettings(teacher_placement="server", checkpointing=checkpointing, **lengths)
+    assert plan_memory(MIDDLE, None, settings).allocated("update") == pytest.approx(measured, rel=0.15)
+
+
+def test_the_rollout_of_a_student_without_an_engine_that_was_measured():
+    # benchmarks/fits.py with colab.yaml and its student in float32 on an H200: 12.66 GiB when 976 tokens were written.
+    fields = yaml.safe_load((ROOT / "examples/configs/colab.yaml").read_text())
+    fields.update(dtype="float32", max_prompt_length=320, max_completion_length=656)
+    plan = plan_memory(SMALL, MIDDLE, settings_from(fields, SMALL, gpu_gib=15))
+    assert plan.allocated("rollout") == pytest.approx(12.66, rel=0.15)
+    fields.update(max_prompt_length=512, max_completion_length=1024)
+    plan = plan_memory(SMALL, MIDDLE, settings_from(fields, SMALL, gpu_gib=15))
+    assert not plan.fits and "generation cache" in plan.warning and "`dtype: bfloat16`" in plan.warning
+    # What the file's first lines advise for a card without bf16.
+    plan = plan_memory(SMALL, MIDDLE, settings_from({**fields, "prompts_per_step": 4}, SMALL, gpu_gib=15))
+    assert plan.fits
+
+
+def test_the_peak_of_scoring_that_was_measured():
+    # benchmarks/scoring.py on an H100: 4B teacher, 8 x 4,096 tokens in batches of 3 rows, 0.98 GiB above the weights.
+    settings = MemorySettings(score_tokens=13_200)
+    parts = plan_memory(MIDDLE, LARGE, settings).phases["scoring"]
+    assert parts["scoring activations"] == pytest.approx(0.98, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "processes", "measured"),
+    [("single", 1, 77.8), ("zero2", 2, 73.8), ("zero3", 2, 75.4), ("fsdp2", 2, 69.0)],
+)
+def test_the_peak_of_whole_steps_that_was_measured(strategy, processes, measured):
+    # benchmarks/multi_gpu.py on H200s of 139.8 GiB: memory in use on the device, largest in the rollout.
+    lengths = {"rows": 4, "mean_tokens": 700, "longest_tokens": 1_720}
+    settings = MemorySettings(strategy=strategy, processes=processes, vllm_share=0.35, gpu_gib=139.8, **lengths)
+    assert plan_memory(MIDDLE, LARGE, settings).peak == pytest.approx(measured, rel=0.15)
+
+
+def test_what_lowers_memory_lowers_it():
+    def update(**changes):
+        return plan_memory(MIDDLE, LARGE, MemorySettings(**changes)).total("update")
+
+    assert update(checkpointing=False) > update()
+    assert update(rows=2) < update(rows=16)
+    assert update(teacher_placement="offload") == pytest.approx(update(teacher_placement="server"))
+    assert update(teacher_placement="offload") < update(teacher_bits=4) < update(teacher_bits=8) < update()
+    assert update(lora_parameters=10**7) < update()
+    many = {s: update(strategy=s, processes=8) for s in STRATEGIES}
+    assert many["zero3"] < many["zero2"] < many["zero1"] < many["ddp"] == many["single"]
+
+
+def test_says_what_does_not_fit_and_what_to_change():
+    plan = plan_memory(MIDDLE, LARGE, MemorySettings(gpu_gib=16))
+    assert not plan.fits
+    assert "The update phase needs about" in plan.warning and "optimizer" in plan.warning and "zero2" in plan.warning
+    plan = plan_memory(SMALL, LARGE, MemorySettings(gpu_gib=40, vllm_share=0.9, vllm_sleeps=True))
+    assert plan.warning.startswith("The rollout phase") and "`vllm_gpu_memory_utilization`" in plan.warning
+    assert plan_memory(SMALL, MIDDLE, MemorySettings(gpu_gib=80)).warning is None
+    with pytest.raises(ValueError, match="`strategy` 'zero4' is not known: choose one of single, ddp"):
+        MemorySettings(strategy="zero4")
+
+
+def test_reads_an_adapter_and_a_server_from_the_settings():
+    fields = {"use_peft": True, "lora_r": 8, "lora_target_modules": ["q_proj"], "teacher_server_urls": ["http://x/v1"]}
+    settings = settings_from(fields, SMALL)
+    assert settings.lora_parameters == 28 * 8 * (1024 + 2048)
+    assert settings.teacher_placement == "server"
+
+
+def written_for_32_gb(path):
+    """What the comments of a configuration say to change for eight GPUs of 32 GB."""
+    found = re.findall(r"^(\w+): .*# .*?32 GB: (\S+)", path.read_text(), flags=re.MULTILINE)
+    return {name: yaml.safe_load(value.rstrip(",;")) for name, value in found}
+
+
+@pytest.mark.parametrize(
+    ("setting", "models", "strategy"),
+    [
+        ("setting_a", (MIDDLE, LARGE), "zero2"),
+        ("setting_a", (MIDDLE, LARGE), "zero3"),
+        ("setting_b", (LARGE, LARGEST), "zero3"),
+    ],
+)
+def test_the_papers_settings_fit_eight_gpus(setting, models, strategy):
+    path = ROOT / f"examples/configs/{setting}.yaml"
+    fields, changes = yaml.safe_load(path.read_text()), written_for_32_gb(path)
+    assert set(changes) >= {"per_device_train_batch_size", "score_tokens_per_batch", "vllm_gpu_memory_utilization"}
+    for gpu_gib, changed in ((80, {}), (32, changes)):
+        launch = {"strategy": strategy, "processes": 8, "gpu_gib": gpu_gib}
+        plan = plan_memory(*models, settings_from({**fields, **changed}, models[0], **launch))
+        assert plan.fits, (gpu_gib, plan.warning)
+
+
+def test_an_adapter_on_modules_outside_the_layers():
+    def lora(**fields):
+        return settings_from({"use_peft": True, "lora_r": 8, **fields}, SMALL).lora_parameters
+
+    # A command line gives a single module as a text.
+    assert lora(lora_target_modules="q_proj") == lora(lora_target_modules=["q_proj"]) == 28 * 8 * (1024 + 2048)
+    assert lora(lora_target_modules=["lm_head"]) == 8 * (1024 + 151_936)
+    whole = lora(lora_modules_to_save=["embed_tokens"])
+    assert whole == lora() + 1024 * 151_936
+    # Taken for none, they would make it a plan of full training.
+    with pytest.raises(ValueError, match="`lora_target_modules` 'c_attn' cannot be planned: choose all-linear, or"):
+        lora(lora_target_modules=["c_attn"])
+
+
+def test_a_dense_method_projects_every_token():
+    assert settings_from({"method": "opd", "retention_ratio": 0.2}, SMALL).retention_ratio == 1.0
+    assert settings_from({"method": "crop", "retention_ratio": 0.3}, SMALL).retention_ratio == 0.3
+
+
+def test_a_mixture_of_experts_is_not_taken_for_a_dense_model():
+    for config in (Qwen3MoeConfig(), MixtralConfig(), DeepseekV3Config()):
+        with pytest.raises(ValueError, match="cannot be planned: it is a mixture of experts .* for dense models"):
+            ModelShape.of(config)
+
+
+@pytest.mark.parametrize(
+    ("fields", "launch", "sentence"),
+    [
+        ({"teacher_quantization": "16bit"}, {}, "`teacher_quantization` '16bit' is not known: choose one of 8bit"),
+        ({"teacher_placement": "cpu"}, {}, "`teacher_placement` 'cpu' is not known"),
+        ({"teacher_placement": "sharded"}, {"strategy": "zero2"}, "'sharded' needs `zero3` or `fsdp2`, and the launch"),
+        ({"prompts_per_step": 0}, {}, "`prompts_per_step` must be a whole number of at least 1, got 0"),
+        ({"prompts_per_step": 4, "num_generations": 0}, {}, "`num_generations` must be a whole number of at least 1"),
+        ({"max_completion_length": "4096"}, {}, "`max_completion_length` must be a whole number .* got '4096'"),
+        ({"per_device_train_batch_size": 0}, {}, "`per_device_train_batch_size` must be a whole number of at least 1"),
+        ({"retention_ratio": "0.5"}, {}, "`retention_ratio` must be a number of at least 0, got '0.5'"),
+        ({"vllm_gpu_memory_utilization": 30}, {}, "`vllm_gpu_memory_utilization` is a share of the GPU, at most 1"),
+        ({}, {"processes": 0}, "`processes` must be a whole number of at least 1, got 0"),
+        ({}, {"gpu_gib": -80.0}, "`gpu_gib` must be a number of at least 1, got -80.0"),
+        ({}, {"gpu_gib": float("nan")}, "`gpu_gib` must be a number of at least 1, got nan"),
+        ({}, {"mean_tokens": 0}, "`mean_tokens` must be a number of at least 1, got 0"),
+    ],
+)
+def test_settings_that_no_run_takes(fields, launch, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        settings_from(fields, SMALL, **launch)
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "sentence"),
+    [
+        (["--retention_rato", "0.5"], None, "`retention_rato` is no setting of a run; did you mean `retention_ratio`?"),
+        (["stray"], None, "'stray' belongs to no option; give settings as `--name value`."),
+        ([], "use_vlm: true", "`use_vlm` is no setting of a run; did you mean `use_vllm`?"),
+        ([], "", "holds no settings; write lines such as `name: value`."),
+        ([], "- a", "holds no settings; write lines such as `name: value`."),
+        ([], "a: [1", "cannot be read (while parsing a flow sequence"),
+    ],
+)
+def test_settings_of_the_benchmarks_that_cannot_be_read(tmp_path, options, text, sentence):
+    path = tmp_path / "run.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        read_settings(path if text is not None else None, options)
+
+
+def test_settings_of_the_benchmarks_are_read_as_the_training_script_reads_them(tmp_path):
+    with pytest.raises(ValueError, match="none.yaml' cannot be read .No such file or directory."):
+        read_settings(tmp_path / "none.yaml", [])
+    (tmp_path / "run.yaml").write_text("retention_ratio: 0.5\ndataset_name: a.jsonl")
+    options = ["--retention_ratio=0.3", "--use_vllm", "--lora_target_modules", "q_proj", "v_proj", "--seed", "1"]
+    assert read_settings(tmp_path / "run.yaml", options) == {
+        **{"retention_ratio": 0.3, "dataset_name": "a.jsonl", "use_vllm": True, "seed": 1},
+        "lora_target_modules": ["q_proj", "v_proj"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("num_processes: 2", ("ddp", 2)),
+        ("num_processes: 2\ndeepspeed_config: {zero_stage: 0}", ("ddp", 2)),
+        ("num_processes: 2\ndeepspeed_config: {zero_stage: 3}", ("zero3", 2)),
+        ("deepspeed_config: {deepspeed_config_file: a.json}", "must be 0, 1, 2 or 3, got None; write it into the file"),
+        ("fsdp_config: {fsdp_version: 1}", "must be 2, got 1; a run refuses any other"),
+    ],
+)
+def test_reads_a_launch_file(tmp_path, text, expected):
+    (tmp_path / "launch.yaml").write_text(text)
+    if isinstance(expected, tuple):
+        assert memory_plan.launch_of(tmp_path / "launch.yaml") == expected
+    else:
+        with pytest.raises(ValueError, match=expected):
+            memory_plan.launch_of(tmp_path / "launch.yaml")
+
+
+def test_the_command_says_whether_it_fits(capsys, monkeypatch):
+    command = [sys.executable, str(ROOT / "benchmarks" / "memory_plan.py")]
+    small = [*command, "--student", "1.7B", "--teacher", "4B", "--gpu-gib", "16"]
+    done = subprocess.run(small, capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert done.returncode == 1 and "It does not fit. The update phase" in done.stdout, done.stderr
+
+    def run(*arguments) -> int | str:
+        monkeypatch.setattr(sys, "argv", ["memory_plan.py", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            memory_plan.main()
+        return ended.value.code
+
+    colab = ("--config", str(ROOT / "examples" / "configs" / "colab.yaml"), "--student", "0.6B", "--teacher", "1.7B")
+    assert run(*colab, "--gpu-gib", "15") == 0 and "It fits." in capsys.readouterr().out
+    assert run("--student", "9B", "--teacher", "4B").startswith("error: '9B' cannot be read; name a folder, or one of")
+    assert run("--student", "1.7B").startswith("error: student and teacher are not known")
+    assert "`processes` must be a whole number" in run("--student", "4B", "--teacher", "4B", "--processes", "0")

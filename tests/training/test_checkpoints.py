@@ -1,0 +1,323 @@
+"""Checkpoints when something goes wrong while they are written, and resuming after it."""
+
+import json
+import os
+import resource
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint
+from peft import LoraConfig
+from tiny import flat_weights, make_rows, make_trainer, metric
+from transformers import TrainerCallback
+from transformers.trainer_utils import get_last_checkpoint
+
+from crop_trl.training.callbacks import RolloutCallback
+from crop_trl.training.checkpoints import SaveError
+from crop_trl.training.resuming import checkpoint_to_resume
+
+SAVING = {"save_strategy": "steps", "save_steps": 2, "save_total_limit": 1}
+
+
+class NoRoom(TrainerCallback):
+    """From the third step on no file can grow beyond `largest` bytes, as on a disk that is all but full."""
+
+    def __init__(self, largest: int):
+        self.largest = largest
+        self.limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 2:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (self.largest, self.limits[1]))
+
+    def lift(self):
+        resource.setrlimit(resource.RLIMIT_FSIZE, self.limits)
+
+
+class Prompts(RolloutCallback):
+    """The rows whose prompts were sampled from, two in each step."""
+
+    def __init__(self):
+        self.ids = []
+
+    def on_rollout(self, args, state, control, rollout, **kwargs):
+        self.ids += dict.fromkeys(row["id"] for row in rollout.rows)
+
+
+@pytest.mark.parametrize("broken", ["model.safetensors", "optimizer.pt"])
+def test_a_full_disk_leaves_the_last_whole_checkpoint(tmp_path, broken):
+    whole = make_trainer(tmp_path / "whole", max_steps=4, **SAVING)
+    whole.train()
+    assert [path.name for path in (tmp_path / "whole").glob("checkpoint-*")] == ["checkpoint-4"]
+    sizes = {path.name: path.stat().st_size for path in (tmp_path / "whole" / "checkpoint-4").iterdir()}
+    assert sizes["model.safetensors"] < sizes["optimizer.pt"]
+
+    no_room = NoRoom(sizes[broken] - 1000)
+    stopped = make_trainer(tmp_path / "stopped", max_steps=4, callbacks=[no_room], **SAVING)
+    try:
+        with pytest.raises(
+            SaveError, match="could not save checkpoint-4 with .* GiB free.*resume from .*checkpoint-2, which is whole"
+        ):
+            stopped.train()
+    finally:
+        no_room.lift()
+    assert [path.name for path in (tmp_path / "stopped").glob("checkpoint-*")] == ["checkpoint-2"]
+
+    resumed = make_trainer(tmp_path / "stopped", max_steps=4, **SAVING)
+    resumed.train(resume_from_checkpoint=True)
+    assert metric(resumed, "selection/selected_tokens") == metric(whole, "selection/selected_tokens")
+    torch.testing.assert_close(flat_weights(resumed.model), flat_weights(whole.model), rtol=0, atol=0)
+    assert [path.name for path in (tmp_path / "stopped").glob("checkpoint-*")] == ["checkpoint-4"]
+
+
+def test_the_last_model_on_a_full_disk(tmp_path):
+    trainer = make_trainer(tmp_path, max_steps=2, **SAVING)
+    trainer.train()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for save, size, what in ((trainer.save_model, 50_000, "the model to "), (trainer.save_state, 500, "trainer_state")):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+        try:
+            with pytest.raises(
+                SaveError, match=f"could not save {what}.* GiB free .*too large.*resume from .*checkpoint-2, which is w"
+            ):
+                save()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_what_a_killed_process_left_is_no_checkpoint(tmp_path):
+    left = tmp_path / "checkpoint-unfinished" / "checkpoint-2"
+    left.mkdir(parents=True)
+    (left / "model.safetensors").write_bytes(b"half")
+    assert get_last_checkpoint(str(tmp_path)) is None
+    # One that is there already, as after resuming from an older one, is replaced.
+    (tmp_path / "checkpoint-2").mkdir()
+    (tmp_path / "checkpoint-2" / "old").touch()
+    make_trainer(tmp_path, max_steps=2, **SAVING).train()
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
+    assert not (tmp_path / "checkpoint-2" / "old").exists()
+    assert (tmp_path / "checkpoint-2" / "trainer_state.json").exists()
+
+
+def test_the_best_checkpoint_is_known_by_its_final_name(tmp_path):
+    trainer = make_trainer(
+        tmp_path,
+        max_steps=4,
+        eval_dataset=make_trainer(tmp_path / "rows").train_dataset.select(range(2)),
+        eval_strategy="steps",
+        eval_steps=2,
+        load_best_model_at_end=True,
+        metric_for_best_model="eval_loss",
+        **SAVING,
+    )
+    trainer.train()
+    best = Path(trainer.state.best_model_checkpoint)
+    assert best.is_dir() and best.parent == tmp_path
+    saved = json.loads((Path(get_last_checkpoint(str(tmp_path))) / "trainer_state.json").read_text())
+    assert saved["best_model_checkpoint"] in {os.fspath(path) for path in tmp_path.glob("checkpoint-*")}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A run of two steps with its checkpoint, its model and its state."""
+    folder = tmp_path_factory.mktemp("saved")
+    trainer = make_trainer(folder, max_steps=2, **SAVING)
+    trainer.train()
+    trainer.save_model()
+    trainer.save_state()
+    return folder
+
+
+def cut(name: str):
+    return lambda folder: os.truncate(folder / name, (folder / name).stat().st_size - 100)
+
+
+def state_with(change):
+    def write(folder):
+        path = folder / "trainer_state.json"
+        path.write_text(json.dumps(change(json.loads(path.read_text()))))
+
+    return write
+
+
+def split_weights(folder):
+    """As for a large model, of whose two files one was not copied."""
+    names = [f"model-0000{part}-of-00002.safetensors" for part in (1, 2)]
+    (folder / "model.safetensors").rename(folder / names[0])
+    index = {"weight_map": dict(zip(["some.weight", "another.weight"], names, strict=True))}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def as_on_processes(count: int):
+    def change(folder):
+        (folder / "rng_state.pth").rename(folder / "rng_state_0.pth")
+        for other in range(1, count):
+            shutil.copy(folder / "rng_state_0.pth", folder / f"rng_state_{other}.pth")
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        (lambda folder: (folder / "optimizer.pt").unlink(), "holds no optimizer states of a plain launch; give"),
+        (lambda folder: (folder / "scheduler.pt").unlink(), "holds no learning-rate schedule"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "holds no weights"),
+        (lambda folder: (folder / "rng_state.pth").unlink(), "holds no random states"),
+        (lambda folder: (folder / "trainer_state.json").unlink(), "holds no trainer_state.json that can be read"),
+        (lambda folder: (folder / "trainer_state.json").write_text('{"glob'), "holds no trainer_state.json that can"),
+        (
+            state_with(lambda state: {"global_step": state["global_step"]}),
+            "holds no trainer_state.json that can be read",
+        ),
+        (state_with(lambda state: {**state, "global_step": "2"}), "holds no trainer_state.json that can be read"),
+        (state_with(lambda state: [state]), "holds no trainer_state.json that can be read"),
+        (split_weights, "holds no model-00002-of-00002.safetensors, which is a part of it; give"),
+        (
+            lambda folder: (folder / "optimizer.pt").rename(folder / "global_step2"),
+            "holds no optimizer states of a plain launch",
+        ),
+        (cut("model.safetensors"), "is damaged, model.safetensors is cut off"),
+        (cut("optimizer.pt"), "is damaged, optimizer.pt is cut off"),
+        (
+            lambda folder: (folder / "prompt_order.json").write_text("[1]"),
+            "holds no prompt_order.json that can be read",
+        ),
+        (as_on_processes(2), "holds the states of 2 processes, and this run has 1; launch as many"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_gone_on_from(saved, tmp_path, change, sentence):
+    shutil.copytree(saved / "checkpoint-2", tmp_path / "checkpoint-2")
+    args = make_trainer(tmp_path, max_steps=4, **SAVING).args
+    assert checkpoint_to_resume(True, args) == str(tmp_path / "checkpoint-2")
+    change(tmp_path / "checkpoint-2")
+    with pytest.raises(ValueError, match=f"`resume_from_checkpoint` .*checkpoint-2' {sentence}"):
+        checkpoint_to_resume("true", args)
+
+
+def test_a_finished_run_makes_no_step_more(saved):
+    """And a run's own folder is no checkpoint, though a model and its state may lie in it."""
+    trainer = make_trainer(saved, max_steps=2, **SAVING)
+    with pytest.raises(ValueError, match="is at step 2, and `max_steps` 2 leaves none to make; raise it"):
+        trainer.train(resume_from_checkpoint=True)
+    with pytest.raises(ValueError, match="holds no optimizer states of a plain launch; give the folder of a whole"):
+        trainer.train(resume_from_checkpoint=str(saved))
+    assert checkpoint_to_resume(None, trainer.args) is checkpoint_to_resume("False", trainer.args) is None
+
+
+def test_a_new_run_in_an_old_folder_does_not_go_on_from_the_old_one(tmp_path):
+    saving = {**SAVING, "save_total_limit": None}
+    make_trainer(tmp_path, max_steps=4, **saving).train()
+    make_trainer(tmp_path, max_steps=2, learning_rate=1e-3, **saving).train()
+    resumed = make_trainer(tmp_path, max_steps=6, learning_rate=1e-3, **saving)
+    # A copy may have any times.
+    os.utime(tmp_path / "checkpoint-4")
+    with pytest.raises(
+        ValueError, match="true would take .*checkpoint-4', but checkpoint-2 beside it is of another run, .* give the f"
+    ):
+        resumed.train(resume_from_checkpoint=True)
+    for remedy in (str(tmp_path / "checkpoint-2"), True):
+        assert checkpoint_to_resume(remedy, resumed.args) == str(tmp_path / "checkpoint-2")
+        shutil.rmtree(tmp_path / "checkpoint-4", ignore_errors=True)
+
+
+def test_a_part_of_an_fsdp_checkpoint_that_is_missing_or_cut_off(saved, tmp_path):
+    folder = shutil.copytree(saved / "checkpoint-2", tmp_path / "checkpoint-2")
+    for name in ("model.safetensors", "optimizer.pt"):
+        (folder / name).unlink()
+    for name in ("optimizer_0", "pytorch_model_fsdp_0"):
+        torch.distributed.checkpoint.save({"weight": torch.zeros(1000)}, checkpoint_id=folder / name, no_dist=True)
+    args = make_trainer(tmp_path, max_steps=4, **SAVING).args
+    args.fsdp, args.fsdp_config = "full_shard", {"version": 2}
+    assert checkpoint_to_resume(True, args) == str(folder)
+    for part in ("optimizer_0/.metadata", "optimizer_0/__0_0.distcp", "pytorch_model_fsdp_0/__0_0.distcp"):
+        whole = (folder / part).read_bytes()
+        os.truncate(folder / part, len(whole) - 100)
+        with pytest.raises(ValueError, match=f"is damaged, {Path(part).name} is cut off"):
+            checkpoint_to_resume(True, args)
+        (folder / part).unlink()
+        with pytest.raises(ValueError, match=f"holds no {part}, which is a part of it"):
+            checkpoint_to_resume(True, args)
+        (folder / part).write_bytes(whole)
+
+
+ORDERS = [
+    (
+        {"num_generations": 2},
+        r"was written with `num_generations` 4 \(now 2\), so that its steps took other prompts; set",
+    ),
+    (
+        {"per_device_train_batch_size": 4},
+        r"was written with `per_device_train_batch_size` 8 \(now 4\), so that its steps took other prompts",
+    ),
+    ({"steps_per_generation": 2}, r"was written with `steps_per_generation` 1 \(now 2\), so that"),
+    ({"num_iterations": 2}, r"was written with `num_iterations` 1 \(now 2\), so that"),
+    (
+        {"shuffle_dataset": True, "seed": 7},
+        "took its prompts with `shuffle_dataset` false, and this run has `shuffle_dataset` true and `seed` 7; set",
+    ),
+    ({"rows": make_rows(20)}, "was trained on 16 prompts, and this run has 20; give the dataset"),
+    (
+        {"rows": make_rows(16, seed=1)},
+        "was trained on 16 prompts, and this run has 16 other ones, or in another order; g",
+    ),
+    ({"rows": make_rows(16).select(range(15, -1, -1))}, ".* this run has 16 other ones, or in another order; g"),
+]
+
+
+@pytest.mark.parametrize("changed, sentence", ORDERS)
+def test_other_prompts_than_the_run_would_have_taken(saved, tmp_path, changed, sentence):
+    folder = shutil.copytree(saved / "checkpoint-2", tmp_path / "checkpoint-2")
+    trainer = make_trainer(tmp_path, max_steps=4, **changed, **SAVING)
+    with pytest.raises(ValueError, match=f"checkpoint-2' {sentence}"):
+        trainer.train(resume_from_checkpoint=True)
+    # Before a model is loaded, where the settings say it already.
+    with pytest.raises(ValueError, match=f"checkpoint-2' {sentence}"):
+        make_trainer(tmp_path, student="nowhere", max_steps=4, resume_from_checkpoint="true", **changed, **SAVING)
+    # An earlier version wrote nothing of it.
+    (folder / "prompt_order.json").unlink()
+    assert checkpoint_to_resume(True, trainer.args, trainer.train_dataset) == str(folder)
+
+
+def test_what_may_change_when_a_run_goes_on(saved, tmp_path):
+    """Half the micro-batch in twice as many, another schedule, a seed that nothing is drawn with, rows made anew."""
+    shutil.copytree(saved / "checkpoint-2", tmp_path / "checkpoint-2")
+    parts = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    trainer = make_trainer(tmp_path, rows=make_rows(16), max_steps=3, learning_rate=1e-3, seed=9, **parts, **SAVING)
+    trainer.train(resume_from_checkpoint=True)
+    whole = make_trainer(tmp_path / "whole", max_steps=3)
+    whole.train()
+    assert trainer.state.global_step == 3 and list(trainer._logs["prompt"]) == list(whole._logs["prompt"])
+
+
+def test_an_adapter_and_a_whole_model_are_not_gone_on_from_alike(saved, tmp_path):
+    lora = {"peft_config": LoraConfig(r=2, target_modules="all-linear")}
+    shutil.copytree(saved / "checkpoint-2", tmp_path / "whole" / "checkpoint-2")
+    make_trainer(tmp_path / "adapter", max_steps=2, **lora, **SAVING).train()
+    for held, other, sentence in (
+        ("whole", lora, "holds a whole model, and"),
+        ("adapter", {}, "holds an adapter, and"),
+    ):
+        trainer = make_trainer(tmp_path / held, max_steps=4, **other, **SAVING)
+        with pytest.raises(ValueError, match=f"checkpoint-2' {sentence} this run trains .*`peft_config`"):
+            trainer.train(resume_from_checkpoint=True)
+        with pytest.raises(ValueError, match=sentence):
+            make_trainer(tmp_path / held, student="nowhere", max_steps=4, resume_from_checkpoint="true", **other)
+    again = make_trainer(tmp_path / "adapter", max_steps=3, **lora, **SAVING)
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 3
+
+
+def test_a_run_goes_on_in_a_later_epoch_with_the_order_of_that_epoch(tmp_path):
+    """Four steps make an epoch; saved within the second and resumed, within the third and at its beginning."""
+    settings = {"rows": make_rows(8), "shuffle_dataset": True, **SAVING, "save_steps": 1, "save_total_limit": None}
+    whole = make_trainer(tmp_path, max_steps=10, callbacks=[seen := Prompts()], **settings)
+    whole.train()
+    assert sorted(seen.ids[:8]) == sorted(seen.ids[8:16]) and seen.ids[:8] != seen.ids[8:16]
+    for step in (4, 6, 9):
+        resumed = make_trainer(tmp_path, max_steps=10, callbacks=[again := Prompts()], **settings)
+        resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+        assert again.ids == seen.ids[2 * step :]
+        torch.testing.assert_close(flat_weights(resumed.model), flat_weights(whole.model), rtol=0, atol=0)
