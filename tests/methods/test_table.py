@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import CASES, TopK, as_dicts, assert_close, jsd, keep_top, load_case, over_positions, random_topk
 
-from crop_trl import methods
 from crop_trl.methods import METHODS, Method, SelectionSettings, get_method, register_method, select
+from crop_trl.methods import table as methods
 from crop_trl.training.loss import sampled_opd_loss
 
 both_precisions = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
