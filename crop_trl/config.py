@@ -1,7 +1,6 @@
 """Configuration of [`~crop_trl.CROPTrainer`]: GRPO's, with the paper's recipe as defaults."""
 
 import json
-import warnings
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,24 +10,9 @@ from trl import GRPOConfig
 
 from .methods import SelectionSettings, get_method
 from .methods.budget import response_budget
-from .models.sharding import check_launch, launched_processes
-from .scoring.placement import check_init_kwargs, check_teacher_settings
+from .models.sharding import zero_stage
 from .text import is_secret, masked
-from .training.checks import check_number
-
-# What the masked distillation loss does not define, by field: the only value that works, and why.
-_FIXED = {
-    "beta": (0.0, "there is no KL term to a reference model beside the teacher"),
-    "sync_ref_model": (False, "there is no reference model to synchronise"),
-    "loss_type": ("dapo", "the loss is a mean over the selected tokens of the global batch"),
-    "importance_sampling_level": ("token", "selection works on tokens"),
-    "delta": (None, "the loss clips on both sides already"),
-    "top_entropy_quantile": (1.0, "which tokens are trained is the method's choice"),
-    "entropy_coef": (0.0, "dropped tokens have no entropy in the sparse update"),
-    "use_adaptive_entropy": (False, "dropped tokens have no entropy in the sparse update"),
-    "off_policy_mask_threshold": (None, "it would drop whole responses behind the budget's back"),
-    "vllm_importance_sampling_correction": (False, "it would drop whole responses; the gap to the engine is logged"),
-}
+from .training import checks
 
 
 def _json_object(name: str, text: str) -> dict:
@@ -194,9 +178,10 @@ class CROPConfig(GRPOConfig):
             # A command line cannot give a list here.
             self.report_to = [name.strip() for name in self.report_to.split(",") if name.strip()]
         self._check_own_fields()
-        self._check_fixed_fields()
         if self.prompts_per_step is not None:
-            self.gradient_accumulation_steps = self._accumulation_for(self.prompts_per_step)
+            self.gradient_accumulation_steps = checks.accumulation_steps(
+                self.prompts_per_step, self.num_generations, self.per_device_train_batch_size
+            )
         if self.use_vllm and self.vllm_max_model_length is None and self.max_prompt_length is not None:
             self.vllm_max_model_length = self.max_prompt_length + self.max_completion_length
         super().__post_init__()
@@ -206,16 +191,17 @@ class CROPConfig(GRPOConfig):
                 raise ValueError(f"`report_to` {name!r} is not known: choose one of {known}, or several with commas.")
         if self.pad_to_multiple_of is None:
             self.pad_to_multiple_of = 8 if self.compile_layers else 1
-        check_number("pad_to_multiple_of", self.pad_to_multiple_of, 1, whole=True)
+        checks.check_number("pad_to_multiple_of", self.pad_to_multiple_of, 1, whole=True)
         for name in ("split_batches", "dispatch_batches"):
             if getattr(self.accelerator_config, name):
                 raise ValueError(
                     f"`accelerator_config` with `{name}` does not work here, each process loads and samples its own "
                     "prompts; leave it out."
                 )
-        check_launch(self)
-        self._check_windows()
-        self._check_compilation()
+        checks.check_launch(self)
+        checks.check_windows(self)
+        if self.compile_layers:
+            checks.check_compilation(self.use_vllm, zero_stage(self), self.teacher_placement)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields, for logs: as in [`~transformers.TrainingArguments`], secrets are masked, nested ones too."""
@@ -248,107 +234,28 @@ class CROPConfig(GRPOConfig):
         )
 
     def _check_own_fields(self) -> None:
+        def values(*names: str) -> dict[str, Any]:
+            return {name: getattr(self, name) for name in names}
+
         if not isinstance(self.method, str):
             raise ValueError(f"`method` must be the name of a method, got {self.method!r}.")
         get_method(self.method)
-        check_number("retention_ratio", self.retention_ratio, 0)
-        response_budget(0, self.retention_ratio, check_number("min_tokens", self.min_tokens, 1, whole=True))
-        for name in (
-            *("score_top_k", "score_tokens_per_batch", "credit_num_negatives", "num_generations", "num_iterations"),
-            *("max_completion_length", "per_device_train_batch_size", "gradient_accumulation_steps"),
-        ):
-            check_number(name, getattr(self, name), 1, whole=True)
-        for name in ("max_prompt_length", "prompts_per_step", "steps_per_generation"):
-            if getattr(self, name) is not None:
-                check_number(name, getattr(self, name), 1, whole=True)
-        for name in ("selector_seed", "credit_seed", "selection_export_steps"):
-            check_number(name, getattr(self, name), 0, whole=True)
-        for name in ("lambda_opd", "epsilon", "epsilon_high"):
-            check_number(name, getattr(self, name), 0)
-        for name in ("learning_rate", "max_grad_norm"):
-            if getattr(self, name) is not None:
-                check_number(name, getattr(self, name), 0)
-        check_number("iw_max_weight", self.iw_max_weight, 1)
-        if self.credit_lambda is not None:
-            check_number("credit_lambda", self.credit_lambda, 0)
-        check_number("teacher_server_timeout", self.teacher_server_timeout, 1)
-        check_teacher_settings(self)
+        checks.check_number("retention_ratio", self.retention_ratio, 0)
+        checks.check_number("min_tokens", self.min_tokens, 1, whole=True)
+        response_budget(0, self.retention_ratio, self.min_tokens)
+        batches = ("num_generations", "num_iterations", "per_device_train_batch_size", "gradient_accumulation_steps")
+        own = ("score_top_k", "score_tokens_per_batch", "credit_num_negatives", "max_completion_length")
+        checks.check_numbers(values(*batches, *own), 1, whole=True)
+        optional = ("max_prompt_length", "prompts_per_step", "steps_per_generation")
+        checks.check_numbers(values(*optional), 1, whole=True, optional=True)
+        checks.check_numbers(values("selector_seed", "credit_seed", "selection_export_steps"), 0, whole=True)
+        checks.check_numbers(values("lambda_opd", "epsilon", "epsilon_high"), 0)
+        checks.check_numbers(values("learning_rate", "max_grad_norm", "credit_lambda"), 0, optional=True)
+        checks.check_numbers(values("iw_max_weight", "teacher_server_timeout"), 1)
+        where = (self.teacher_placement, self.teacher_quantization, self.teacher_server_urls)
+        checks.check_teacher(*where, self.teacher_init_kwargs)
         for name in ("teacher_init_kwargs", "model_init_kwargs"):
             if isinstance(getattr(self, name), dict):
-                check_init_kwargs(name, getattr(self, name))
-
-    def _check_fixed_fields(self) -> None:
-        for name, (value, why) in _FIXED.items():
-            if getattr(self, name) != value:
-                raise ValueError(f"`{name}={getattr(self, name)!r}` does not work here, {why}; leave it at {value!r}.")
-        if self.use_transformers_continuous_batching and self.bf16 is not False:
-            raise ValueError(
-                "`use_transformers_continuous_batching` casts the trained weights to bf16 in place, where updates of "
-                "this size vanish; use `use_vllm` or plain generation instead."
-            )
-        if self.router_aux_loss_coef:
-            raise ValueError(
-                f"`router_aux_loss_coef={self.router_aux_loss_coef}` does not work here, the distillation loss has no "
-                "load-balancing term; leave it unset."
-            )
-        neutral = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0, "min_p": None}
-        changed = [f"{name}={getattr(self, name)}" for name, same in neutral.items() if getattr(self, name) != same]
-        extra = self.generation_kwargs if isinstance(self.generation_kwargs, dict) else {}
-        changed += [f"{name}={value}" for name, value in extra.items()]
-        if changed:
-            warnings.warn(
-                f"Rollouts are sampled with {', '.join(changed)}: the student log-probabilities in the loss are then "
-                "not those that the tokens were sampled with.",
-                stacklevel=4,
-            )
-
-    def _accumulation_for(self, prompts_per_step: int) -> int:
-        processes = max(1, launched_processes())
-        responses = prompts_per_step * self.num_generations
-        per_micro_step = self.per_device_train_batch_size * processes
-        if responses % per_micro_step:
-            raise ValueError(
-                f"`prompts_per_step` {prompts_per_step} x `num_generations` {self.num_generations} = {responses} "
-                f"responses do not divide into {processes} processes x `per_device_train_batch_size` "
-                f"{self.per_device_train_batch_size}; change one of them."
-            )
-        return responses // per_micro_step
-
-    def _check_compilation(self) -> None:
-        if not self.compile_layers:
-            return
-        if not self.use_vllm:
-            raise ValueError(
-                "`compile_layers` needs `use_vllm`: plain generation would compile anew for every length of its cache."
-            )
-        if self.deepspeed_plugin is not None and self.deepspeed_plugin.zero_stage == 3:
-            raise ValueError(
-                "`compile_layers` does not work with DeepSpeed ZeRO-3, which gathers weights in hooks within the "
-                "layers; use ZeRO-2, or leave it off."
-            )
-        if self.teacher_placement == "sharded":
-            raise ValueError(
-                "`compile_layers` does not work with `teacher_placement` 'sharded', whose layers are gathered as they "
-                "run; choose 'resident', or leave it off."
-            )
-
-    def _check_windows(self) -> None:
-        accumulation, per_generation = self.gradient_accumulation_steps, self.steps_per_generation
-        if per_generation % accumulation:
-            raise ValueError(
-                f"`steps_per_generation` {per_generation} must be a multiple of `gradient_accumulation_steps` "
-                f"{accumulation}, so that every optimizer step sees tokens of one batch of rollouts only."
-            )
-        prompts = self.generation_batch_size // self.num_generations
-        if "teacher/negative" in get_method(self.method).needs and prompts <= self.credit_num_negatives:
-            raise ValueError(
-                f"`credit_num_negatives` {self.credit_num_negatives} needs as many other prompts in a batch of "
-                f"rollouts, which holds {prompts}; raise `prompts_per_step` or lower `credit_num_negatives`."
-            )
-        updates = self.windows_per_generation * self.num_iterations
-        saves_by_step = str(getattr(self.save_strategy, "value", self.save_strategy)) == "steps"
-        if saves_by_step and self.save_steps >= 1 and self.save_steps % updates:
-            raise ValueError(
-                f"`save_steps` {self.save_steps} would save in the middle of a batch of rollouts, which feeds "
-                f"{updates} optimizer steps and is not part of a checkpoint; make it a multiple of {updates}."
-            )
+                checks.check_init_kwargs(name, getattr(self, name))
+        checks.check_fixed(vars(self))
+        checks.warn_of_sampling(vars(self))

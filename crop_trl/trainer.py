@@ -1,11 +1,11 @@
 """Selective on-policy distillation on TRL's GRPO trainer.
 
 What GRPO does is left to it: sampling, rewards and their advantages, logging, checkpoints. This file adds three stages
-to a step and knows no method by name: score the sampled responses (`signals.py`), select what is trained
-(`methods.py`), and update on the selected tokens (`loss.py`).
+to a step and knows no method by name: score the sampled responses (`scoring/signals.py`), decide what is trained
+(`methods/table.py`), and update on the kept tokens (`training/loss.py`).
 
-Departures from GRPOTrainer: rollouts are laid out in one piece and re-cut by length before the update; only selected
-tokens are projected onto the vocabulary; the loss is a mean over the selected tokens of the global batch of one
+Departures from GRPOTrainer: rollouts are laid out in one piece and re-cut by length before the update; only kept
+tokens are projected onto the vocabulary; the loss is a mean over the kept tokens of the global batch of one
 optimizer step.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object, is_peft_model
+from accelerate.utils import gather_object
 from datasets import Dataset, IterableDataset
 from transformers import PreTrainedModel
 from trl import GRPOTrainer
@@ -22,23 +22,21 @@ from trl.models.utils import disable_gradient_checkpointing
 
 from . import methods
 from .config import CROPConfig
-from .models.compilation import compile_layers
-from .models.distributed import gather_ragged, largest_of
-from .models.rotary import restore_rotary_frequencies
-from .models.sharding import gather_by_layer, is_sharded, keep_full_outputs
+from .models.adapters import check_adapter, is_adapter
+from .models.distributed import gather_ragged
 from .prompts import NEGATIVE, PROMPT_COLUMNS, draw_negatives, prompt_kinds, tokenize_variants
 from .scoring import Scorer
-from .scoring.head import add_token_head
-from .scoring.local import LocalScorer
 from .scoring.preflight import PreflightReport, run_preflight
 from .scoring.signals import collect_signals
-from .scoring.teacher import check_adapter, connect_teacher, is_adapter, make_teacher, warn_of_coarse_weights
+from .scoring.student import make_student
+from .scoring.teacher import connect_teacher, make_teacher
 from .training import data
 from .training.callbacks import EngineGapWatch, RolloutRecord, StepCounter, notify_rollout
-from .training.cards import ModelCards, public_name, teacher_name
+from .training.cards import ModelCards, describe_run
 from .training.checkpoints import WholeCheckpoints
+from .training.checks import check_output_dir, check_packages
 from .training.export import SelectionExport
-from .training.loss import opd_advantages, sampled_opd_loss
+from .training.loss import opd_terms, token_count
 from .training.metrics import StepMetrics
 from .training.prompt_order import ShuffledByEpoch
 from .training.reporting import place_reports, start_reports
@@ -47,6 +45,21 @@ from .training.update import MicroBatch, Rollout, cut_rollout, make_micro_batch
 
 # Evaluation looks at the student as it is: no selection, and so no triplet.
 _EVALUATION_METHOD = "opd"
+
+
+def _check_arguments(teacher, reward_funcs, args: CROPConfig, **kwargs) -> None:
+    """What the trainer is given goes together. Raises `ValueError`."""
+    if teacher is None and not args.teacher_server_urls:
+        raise ValueError(
+            "No teacher: pass `teacher` to the trainer, or set `teacher_model_name_or_path` or `teacher_server_urls`."
+        )
+    if teacher is not None and not isinstance(teacher, (str, PreTrainedModel, Scorer)):
+        raise ValueError(f"`teacher` must be a path, a model or a scorer, got {type(teacher).__name__}.")
+    for name in ("environment_factory", "rollout_func"):
+        if kwargs.get(name) is not None:
+            raise ValueError(f"`{name}` is not supported: responses must follow the dataset's own prompts.")
+    if reward_funcs is no_reward and args.lambda_opd == 0:
+        raise ValueError("`lambda_opd` 0 without a reward trains nothing: raise it, or pass `reward_funcs`.")
 
 
 def no_reward(completions: list, **kwargs) -> list[float]:
@@ -101,89 +114,60 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
     ):
         args = CROPConfig("crop") if args is None else args
         teacher = args.teacher_model_name_or_path if teacher is None else teacher
-        if teacher is None and not args.teacher_server_urls:
-            raise ValueError(
-                "No teacher: pass `teacher` to the trainer, or set `teacher_model_name_or_path` or "
-                "`teacher_server_urls`."
-            )
-        for name in ("environment_factory", "rollout_func"):
-            if kwargs.get(name) is not None:
-                raise ValueError(f"`{name}` is not supported: responses must follow the dataset's own prompts.")
-        unrewarded = reward_funcs is None or reward_funcs == []
-        if unrewarded and args.lambda_opd == 0:
-            raise ValueError("`lambda_opd` 0 without a reward trains nothing: raise it, or pass `reward_funcs`.")
-        data.check_packages(args)
-        if teacher is not None and not isinstance(teacher, (str, PreTrainedModel, Scorer)):
-            raise ValueError(f"`teacher` must be a path, a model or a scorer, got {type(teacher).__name__}.")
+        reward_funcs = reward_funcs or no_reward
+        _check_arguments(teacher, reward_funcs, args, **kwargs)
+        check_packages(args)
         check_adapter(model, kwargs.get("peft_config"))
         tokenizer = data.tokenizer_of(model, kwargs.get("processing_class"), "model", args.trust_remote_code)
         if args.teacher_server_urls:
             teacher = connect_teacher(teacher, tokenizer, args)
-        elif isinstance(teacher, (str, PreTrainedModel)):
-            theirs = data.tokenizer_of(
-                teacher, teacher_processing_class, "teacher_model_name_or_path", args.trust_remote_code
-            )
-            if tokenizer is not None and theirs is not None:
-                data.check_same_tokenizer(tokenizer, theirs)
+        else:
+            data.check_same_tokenizer(tokenizer, teacher, teacher_processing_class, args.trust_remote_code)
         if train_dataset is not None:
-            kinds = prompt_kinds(methods.get_method(args.method).needs)
-            train_dataset = data.prepare_prompts(train_dataset, kinds, tokenizer, args)
+            train_dataset = data.prepare_prompts(train_dataset, tokenizer, args)
         adapter = kwargs.get("peft_config") is not None or is_adapter(model)
         checkpoint_to_resume(args.resume_from_checkpoint, args, train_dataset, adapter)
-        data.check_output_dir(args)
+        check_output_dir(args)
         super().__init__(
             model=model,
-            reward_funcs=no_reward if unrewarded else reward_funcs,
+            reward_funcs=reward_funcs,
             args=args,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             **kwargs,
         )
-        if self._is_vlm:
-            raise ValueError("Models that read images are not supported: pass a tokenizer as `processing_class`.")
-        if self.aux_loss_enabled:
-            raise ValueError("Mixture-of-experts students with a load-balancing loss are not supported.")
-        described = {"teacher": teacher_name(teacher, args), **(run_settings or {})}
-        self.run_settings = {name: public_name(value) for name, value in described.items()}
-        # The loss is normalised by the selected tokens of an optimizer step, so nothing else may rescale it.
+        self._check_student()
+        self.run_settings = describe_run(teacher, args, run_settings)
+        # The loss is normalised by the kept tokens of an optimizer step, so nothing else may rescale it.
         self.loss_is_scaled_for_ga = True
         self._start_metrics()
-        place_reports(self)
-        self.add_callback(StepCounter(self))
-        if args.use_vllm:
-            self.add_callback(EngineGapWatch())
-        self.add_callback(SelectionExport(args.output_dir, args.selection_export_steps))
-
-        keep_full_outputs(self.accelerator)
-        warn_of_coarse_weights(self.model, args.learning_rate)
-        student = self.model.get_base_model() if is_peft_model(self.model) else self.model
-        restore_rotary_frequencies(student)
-        add_token_head(student)
-        gather_by_layer(student, self.accelerator)
-        if args.compile_layers:
-            compile_layers(student)
-        self.scorers: dict[str, Scorer] = {
-            "teacher": make_teacher(teacher, self.model, args, self._tokenizer.pad_token_id, self.accelerator),
-            "student": LocalScorer(
-                self.model,
-                args.score_top_k,
-                self._tokenizer.pad_token_id,
-                args.score_tokens_per_batch,
-                context=self.accelerator.autocast,
-                agree=largest_of(self.accelerator) if is_sharded(self.accelerator) else None,
-                as_trained=True,
-                pad_to_multiple_of=args.pad_to_multiple_of,
-            ),
-        }
+        self._add_callbacks()
+        student = make_student(self.model, args, self._tokenizer.pad_token_id, self.accelerator)
+        teacher = make_teacher(teacher, self.model, args, self._tokenizer.pad_token_id, self.accelerator)
+        self.scorers: dict[str, Scorer] = {"teacher": teacher, "student": student}
         # The update lays responses out as the student's scoring does.
-        self._layout = self.scorers["student"].layout
+        self._layout = student.layout
         first_row = next(iter(train_dataset), None) if args.preflight and train_dataset is not None else None
         if first_row is not None:
             self._preflight(first_row)
 
+    def _check_student(self) -> None:
+        if self._is_vlm:
+            raise ValueError("Models that read images are not supported: pass a tokenizer as `processing_class`.")
+        if self.aux_loss_enabled:
+            raise ValueError("Mixture-of-experts students with a load-balancing loss are not supported.")
+
+    def _add_callbacks(self) -> None:
+        place_reports(self)
+        self.add_callback(StepCounter(self))
+        if self.args.use_vllm:
+            self.add_callback(EngineGapWatch())
+        self.add_callback(SelectionExport(self.args.output_dir, self.args.selection_export_steps))
+
     def _preflight(self, row: dict[str, Any]) -> PreflightReport:
+        teacher = self.scorers["teacher"]
         report = run_preflight(
-            self.scorers["teacher"],
+            teacher,
             row,
             prompt_kinds(methods.get_method(self.args.method).needs),
             lambda several: self._tokenize_prompts(several)[0],
@@ -193,9 +177,8 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
             student_ends=self.eos_token_ids,
             chat_template_kwargs=self.args.chat_template_kwargs,
         )
-        stats = getattr(self.scorers["teacher"], "stats", None)
-        if stats is not None:
-            stats.reset()
+        if hasattr(teacher, "stats"):
+            teacher.stats.reset()
         if self.accelerator.is_main_process and not self.args.disable_tqdm:
             print(f"Preflight: {report}.")
         return report
@@ -357,29 +340,21 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
                 head_positions=batch.positions,
                 head_targets=batch.targets,
             )
-        logprobs = output.logprobs
         # On policy and without other student signals, the rollout-time student is the one being trained.
-        old_logprobs = logprobs.detach() if inputs.old_logprobs is None else inputs.old_logprobs
+        old_logprobs = output.logprobs.detach() if inputs.old_logprobs is None else inputs.old_logprobs
 
-        def column(x):
-            # Each selected token stands as a response of one token: the loss is a sum over tokens either way.
-            return None if x is None else x.unsqueeze(-1)
-
-        target = {"weights": column(inputs.weights), "lambda_opd": self.args.lambda_opd}
-        old, teacher = column(old_logprobs), column(inputs.teacher_logprobs)
-        loss = sampled_opd_loss(
-            column(logprobs),
-            old,
-            teacher,
+        terms = opd_terms(
+            output.logprobs,
+            old_logprobs,
+            inputs.teacher_logprobs,
             inputs.base_advantages,
-            torch.ones_like(old, dtype=torch.bool),
+            weights=inputs.weights,
+            lambda_opd=self.args.lambda_opd,
             epsilon_low=self.epsilon_low,
             epsilon_high=self.epsilon_high,
-            num_items=inputs.num_items,
-            **target,
         )
-        advantages = opd_advantages(old, teacher, inputs.base_advantages, **target).squeeze(-1)
-        self._log_update(inputs, logprobs.detach(), old_logprobs, advantages, output.entropy)
+        self._log_update(inputs, terms, old_logprobs, output.entropy)
+        loss = terms.loss.sum() / token_count(terms.loss, inputs.num_items)
         # Gradients are averaged over processes, and the denominator is already that of all of them.
         return loss if inputs.num_items is None else loss * self.accelerator.num_processes
 

@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from crop_trl.methods import METHODS
-from crop_trl.models.sharding import check_launch
+from crop_trl.training.checks import check_launch
 from crop_trl.training.resuming import checkpoint_to_resume
 
 ROOT = Path(__file__).parents[1]

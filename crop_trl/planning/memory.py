@@ -9,16 +9,14 @@ import json
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from transformers import AutoConfig
 
 from ..methods import METHODS
-from ..scoring.placement import check_teacher_settings
 from ..scoring.topk import TILE_ELEMENTS
-from ..training.checks import check_number
+from ..training.checks import check_number, check_teacher
 from .shape import ModelShape, adapter_parameters
 
 GIB = 2**30
@@ -252,9 +250,10 @@ def settings_from(
         return None if value is None else check_number(name, value, 1, whole=True)
 
     check_number("processes", processes, 1, whole=True)
-    teacher = {"teacher_placement": "resident", "teacher_quantization": None}
-    teacher |= {"teacher_server_urls": None, "teacher_init_kwargs": None}
-    check_teacher_settings(SimpleNamespace(**{name: get(name, unset) for name, unset in teacher.items()}))
+    quantization, urls, init_kwargs = (
+        get(f"teacher_{n}", None) for n in ("quantization", "server_urls", "init_kwargs")
+    )
+    check_teacher(get("teacher_placement", "resident"), quantization, urls, init_kwargs)
     longest = count("max_prompt_length", 1024) + count("max_completion_length", 4096)
     method = METHODS.get(get("method", "crop"))
     dense = method is not None and method.score is None

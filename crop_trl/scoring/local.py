@@ -80,6 +80,8 @@ class LocalScorer:
             Pad each forward to a length that is a multiple of this.
     """
 
+    remedy = "choose another `attn_implementation` in `teacher_init_kwargs`, such as 'eager'"
+
     def __init__(
         self,
         model,
@@ -102,12 +104,30 @@ class LocalScorer:
         self.stats = ScoringStats()
         if isinstance(model, PreTrainedModel):
             add_token_head(model)
-        self._config = getattr(model, "module", model).config
+        self._config = self._bare.config
         self.layout = {
             "pad_token_id": pad_token_id,
             "with_attention_mask": sees_padding(self._config),
             "pad_to_multiple_of": pad_to_multiple_of,
         }
+
+    @property
+    def _bare(self):
+        return getattr(self.model, "module", self.model)
+
+    @property
+    def ends(self) -> set[int] | None:
+        """Ids that end a response for the model; `None` when it does not say."""
+        ends = getattr(getattr(self._bare, "generation_config", None), "eos_token_id", None)
+        return ends if ends is None else {ends} if isinstance(ends, int) else set(ends)
+
+    @property
+    def precision(self) -> str:
+        """Type of the weights, the coarsest of several, or `"quantised"`."""
+        if getattr(self._bare, "is_quantized", False):
+            return "quantised"
+        found = {str(p.dtype).removeprefix("torch.") for p in self._bare.parameters()}
+        return next((kind for kind in ("bfloat16", "float16") if kind in found), "float32")
 
     @torch.no_grad()
     def score(

@@ -6,77 +6,11 @@ import time
 import torch
 from transformers import BitsAndBytesConfig
 
-from ..text import masked
-from .server_health import parse_address
-
 PLACEMENTS = ("resident", "offload", "sharded")
 QUANTIZATIONS = ("8bit", "4bit")
 
 
-def check_teacher_settings(args) -> None:
-    """
-    Raise `ValueError` for a placement that is not known, or settings that contradict each other.
-
-    Args:
-        args ([`~crop_trl.CROPConfig`]): Only the fields that start with `teacher_` are read.
-    """
-    for name, known in (("teacher_placement", PLACEMENTS), ("teacher_quantization", (None, *QUANTIZATIONS))):
-        value = getattr(args, name)
-        if value not in known:
-            raise ValueError(
-                f"`{name}` {value!r} is not known: choose one of {', '.join(filter(None, known))}"
-                f"{', or leave it out' if None in known else ''}."
-            )
-    if args.teacher_server_urls:
-        several = args.teacher_server_urls
-        for url in several if isinstance(several, (list, tuple)) else [several]:
-            parse_address(url)
-        for name, unset in (
-            ("teacher_placement", "resident"),
-            ("teacher_quantization", None),
-            ("teacher_init_kwargs", None),
-        ):
-            if getattr(args, name) not in (unset, {}):
-                raise ValueError(
-                    f"`{name}` {masked(getattr(args, name))!r} is for a teacher in this process, but "
-                    "`teacher_server_urls` puts it on a server; remove one of the two."
-                )
-    if args.teacher_quantization is None:
-        return
-    if args.teacher_placement != "resident":
-        raise ValueError(
-            f"`teacher_quantization` {args.teacher_quantization!r} does not work with `teacher_placement` "
-            f"{args.teacher_placement!r}, quantised weights stay on their device; set it to 'resident'."
-        )
-    if "quantization_config" in (args.teacher_init_kwargs or {}):
-        raise ValueError(
-            "`teacher_quantization` and `quantization_config` in `teacher_init_kwargs` both say how to quantise the "
-            "teacher; remove one of the two."
-        )
-
-
-def check_init_kwargs(name: str, given) -> None:
-    """
-    Raise `ValueError` for a type of weights that is none, or under a name that would not be read.
-
-    Args:
-        name (`str`): Of the setting.
-        given (mapping, *optional*): Keyword arguments of `from_pretrained`.
-    """
-    given = given or {}
-    if "torch_dtype" in given:
-        raise ValueError(
-            f"`torch_dtype` in `{name}` would not be read beside `dtype`, which always is set; call it `dtype`."
-        )
-    value = given.get("dtype", "auto")
-    # A dictionary names a type for each part of a model.
-    if value is not None and value != "auto" and not isinstance(value, dict) and _dtype(value) is None:
-        raise ValueError(
-            f"`dtype` {value!r} in `{name}` is no type of weights; take one such as 'bfloat16', or 'auto'."
-        )
-
-
-def _dtype(value) -> torch.dtype | None:
+def dtype_of(value) -> torch.dtype | None:
     found = getattr(torch, str(value).removeprefix("torch."), None)
     return found if isinstance(found, torch.dtype) else None
 
@@ -93,7 +27,7 @@ def quantization_config(quantization: str, compute_dtype: str | torch.dtype) -> 
     if quantization == "8bit":
         return BitsAndBytesConfig(load_in_8bit=True)
     return BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=_dtype(compute_dtype) or torch.bfloat16
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype_of(compute_dtype) or torch.bfloat16
     )
 
 

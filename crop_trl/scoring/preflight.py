@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from ..prompts import PROMPT_COLUMNS, check_rendering, generation_suffix, tokenize_variants
 from . import Scorer
-from .local import LocalScorer
-from .server import ServerScorer
 from .signals import check_scored
 
 # How far apart the scores of one sequence may be alone and in company, as the mean over its tokens (nats). The matrix
@@ -84,7 +82,7 @@ def run_preflight(
     """
     prompts = {kind: tokenize_variants([row], kind, tokenize)[0] for kind in kinds}
     _check_renderings(prompts, row, tokenizer, chat_template_kwargs)
-    teacher_ends = _ends_of(scorer)
+    teacher_ends = getattr(scorer, "ends", None)
     _warn_of_ends(set(student_ends), teacher_ends, tokenizer)
 
     prompt = prompts["original"][0]
@@ -109,11 +107,11 @@ def run_preflight(
         [*others, prompt, prompt, prompt[-1:]], [*([longer] * len(others)), response, response[:1], response]
     )
     again = company.sampled_logprobs[len(others), : len(response)]
-    drift, tolerance = (sampled - again).abs().mean().item(), TOLERANCES[_precision(scorer)]
+    drift, tolerance = (sampled - again).abs().mean().item(), TOLERANCES[getattr(scorer, "precision", "bfloat16")]
     if not drift <= tolerance:
         raise ValueError(
             f"The teacher's score of a sequence depends on what is scored beside it: {drift:.2g} nats a token apart, "
-            f"{tolerance:g} allowed; {_remedy(scorer)}"
+            f"{tolerance:g} allowed; {getattr(scorer, 'remedy', 'mend the scorer')}."
         )
     return PreflightReport(alone.top_k, drift, tolerance, teacher_ends)
 
@@ -123,42 +121,6 @@ def _check_renderings(prompts, row, tokenizer, chat_template_kwargs) -> None:
     for kind, several in prompts.items():
         for ids in several:
             check_rendering(PROMPT_COLUMNS[kind], ids, suffix)
-
-
-def _precision(scorer: Scorer) -> str:
-    if not isinstance(scorer, LocalScorer):
-        return "bfloat16"  # nobody says; it is what servers use
-    model = getattr(scorer.model, "module", scorer.model)
-    if getattr(model, "is_quantized", False):
-        return "quantised"
-    kinds = {str(p.dtype).removeprefix("torch.") for p in model.parameters()}
-    # The coarsest decides.
-    return max(kinds & set(TOLERANCES), key=TOLERANCES.get, default="float32")
-
-
-def _remedy(scorer: Scorer) -> str:
-    if isinstance(scorer, ServerScorer):
-        return "start the server with --no-enable-prefix-caching."
-    if isinstance(scorer, LocalScorer):
-        return "choose another `attn_implementation` in `teacher_init_kwargs`, such as 'eager'."
-    return "mend the scorer."
-
-
-def _ends_of(scorer: Scorer) -> set[int] | None:
-    """Tokens that end a response for the teacher, or `None` when they are not known here."""
-    if isinstance(scorer, LocalScorer):
-        config = getattr(getattr(scorer.model, "module", scorer.model), "generation_config", None)
-    elif isinstance(scorer, ServerScorer):
-        try:  # from disk only: this is no reason to wait for a hub
-            config = GenerationConfig.from_pretrained(scorer.servers[0].root, local_files_only=True)
-        except (OSError, ValueError):
-            config = None
-    else:
-        config = None
-    ends = getattr(config, "eos_token_id", None)
-    if ends is None:
-        return None
-    return {ends} if isinstance(ends, int) else set(ends)
 
 
 def _warn_of_ends(student: set[int], teacher: set[int] | None, tokenizer) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import urllib3
 from tqdm import tqdm
+from transformers import GenerationConfig
 
 from ..methods.context import TopKLogprobs
 from .reply import UnreadableReply, WrongReply, parse_json, read_topk
@@ -99,6 +100,18 @@ class ServerScorer:
     Raises:
         `ValueError`: a server that does not answer, refuses the key in `$TEACHER_API_KEY`, or serves another model.
     """
+
+    precision = "bfloat16"  # no server says; it is what they use
+    remedy = "start the server with --no-enable-prefix-caching"
+
+    @property
+    def ends(self) -> set[int] | None:
+        """Ids that end a response for the teacher, where its folder is on this disk."""
+        try:  # no reason to wait for a hub
+            ends = GenerationConfig.from_pretrained(self.servers[0].root, local_files_only=True).eos_token_id
+        except (OSError, ValueError):
+            return None
+        return ends if ends is None else {ends} if isinstance(ends, int) else set(ends)
 
     def __init__(
         self,

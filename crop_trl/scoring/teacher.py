@@ -1,12 +1,8 @@
-"""Students and teachers before training starts: what they may be, and how a teacher is loaded."""
+"""The teacher before training starts: what it may be, and how it is loaded."""
 
-import warnings
 from contextlib import nullcontext
-from pathlib import Path
 
-import torch
 from accelerate import Accelerator
-from accelerate.utils import is_peft_model
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from trl.distributed import DistributedBackend
 
@@ -22,52 +18,8 @@ from .placement import OffloadedWeights, quantization_config
 from .server import ServerScorer
 
 
-def check_adapter(model, peft_config) -> None:
-    """Raise `ValueError` for adapters that put positions of their own before the prompt."""
-    configs = [peft_config] if peft_config is not None else list(getattr(model, "peft_config", {}).values())
-    for config in configs:
-        if getattr(config, "is_prompt_learning", False):
-            raise ValueError(
-                f"`peft_config` {type(config).__name__} is not supported: it puts positions of its own before the "
-                "prompt; use LoRA or another adapter of the weights."
-            )
-
-
-def is_adapter(model) -> bool:
-    """Whether a model, or what a folder holds, is an adapter on another model."""
-    if isinstance(model, str):
-        return (Path(model) / "adapter_config.json").exists()
-    return is_peft_model(model) or getattr(model, "_hf_peft_config_loaded", False)
-
-
-def warn_of_coarse_weights(student: torch.nn.Module, learning_rate: float) -> None:
-    """Warn when the trained weights have a type in which small updates round to nothing."""
-    coarse = {p.dtype for p in student.parameters() if p.requires_grad} & {torch.bfloat16, torch.float16}
-    if coarse:
-        warnings.warn(
-            f"The student's trainable weights are {str(coarse.pop()).removeprefix('torch.')}, where updates of "
-            f"`learning_rate` {learning_rate} can round to nothing; load it in float32 (bf16 then means mixed "
-            "precision).",
-            stacklevel=3,
-        )
-
-
 def connect_teacher(teacher: str | None, tokenizer: PreTrainedTokenizerBase | None, args) -> ServerScorer:
-    """
-    The scorer of a teacher on servers, after everything that can be checked without the student.
-
-    Args:
-        teacher (`str`, *optional*):
-            Name or path under which the servers hold it.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*):
-            The student's.
-        args ([`~crop_trl.CROPConfig`]):
-            Addresses, K, and the limits on lengths and waiting.
-
-    Raises:
-        `ValueError`: a server does not answer, serves another model or vocabulary, takes too few tokens or returns
-        fewer than K entries.
-    """
+    """The scorer of a teacher on servers, after everything that can be checked without the student."""
     if teacher is not None and not isinstance(teacher, str):
         raise ValueError(
             f"`teacher` is a {type(teacher).__name__}, but `teacher_server_urls` puts the teacher on a server; remove "
@@ -94,27 +46,7 @@ def connect_teacher(teacher: str | None, tokenizer: PreTrainedTokenizerBase | No
 def make_teacher(
     teacher: str | PreTrainedModel | Scorer, student: PreTrainedModel, args, pad_token_id: int, accelerator: Accelerator
 ) -> Scorer:
-    """
-    The scorer of a teacher.
-
-    Args:
-        teacher (`str` or [`~transformers.PreTrainedModel`] or [`~crop_trl.scoring.Scorer`]):
-            Where to load it from, the model itself, or a scorer, which is returned as it is.
-        student ([`~transformers.PreTrainedModel`]):
-            What it has to fit.
-        args ([`~crop_trl.CROPConfig`]):
-            Precision, keyword arguments of loading, placement, K and the tokens of a batch.
-        pad_token_id (`int`):
-            Any valid id.
-        accelerator ([`~accelerate.Accelerator`]):
-            Device of a model, and how weights are spread over processes.
-
-    Returns:
-        [`~crop_trl.scoring.Scorer`]; a model is put into evaluation mode and takes no gradient.
-
-    Raises:
-        `ValueError`: fewer vocabulary entries than the student, weights shared with it, or a part of them only.
-    """
+    """The scorer of a teacher: of a model, of one that is loaded from a path, or the scorer that is given."""
     sharded = args.teacher_placement == "sharded"
     if isinstance(teacher, str):
         init_kwargs = {

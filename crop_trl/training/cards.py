@@ -67,6 +67,13 @@ def code_span(text: Any) -> str | None:
     return f"{marks}{space}{text}{space}{marks}" if text else None
 
 
+def describe_run(teacher, args: CROPConfig, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What describes a run beside its configuration, the teacher first, without what must not be published."""
+    return {
+        name: public_name(value) for name, value in {"teacher": teacher_name(teacher, args), **(settings or {})}.items()
+    }
+
+
 def teacher_name(teacher, args: CROPConfig) -> str:
     """What to call a teacher that was passed as a name, a model or a scorer."""
     if isinstance(teacher, PreTrainedModel):

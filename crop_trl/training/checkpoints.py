@@ -8,7 +8,7 @@ from pathlib import Path
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import get_last_checkpoint, rotate_checkpoints
 
-from ..scoring.teacher import is_adapter
+from ..models.adapters import is_adapter
 from .prompt_order import PROMPT_ORDER, prompt_order
 from .resuming import checkpoint_to_resume
 

@@ -1,22 +1,291 @@
-"""Checks of single settings."""
+"""Checks of settings: each a function of named values that raises `ValueError` in one sentence, or warns.
 
+The sentence names setting, value and remedy. All run before a model is loaded.
+"""
+
+import importlib.util
 import math
+import os
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..methods import get_method
+from ..models.sharding import WORLD_SIZES, fsdp_version, launched_processes, zero_stage
+from ..scoring.placement import PLACEMENTS, QUANTIZATIONS, dtype_of
+from ..scoring.server_health import parse_address
+from ..text import masked
+
+# What the masked distillation loss does not define, by field: the only value that works, and why.
+FIXED = {
+    "beta": (0.0, "there is no KL term to a reference model beside the teacher"),
+    "sync_ref_model": (False, "there is no reference model to synchronise"),
+    "loss_type": ("dapo", "the loss is a mean over the selected tokens of the global batch"),
+    "importance_sampling_level": ("token", "selection works on tokens"),
+    "delta": (None, "the loss clips on both sides already"),
+    "top_entropy_quantile": (1.0, "which tokens are trained is the method's choice"),
+    "entropy_coef": (0.0, "dropped tokens have no entropy in the sparse update"),
+    "use_adaptive_entropy": (False, "dropped tokens have no entropy in the sparse update"),
+    "off_policy_mask_threshold": (None, "it would drop whole responses behind the budget's back"),
+    "vllm_importance_sampling_correction": (False, "it would drop whole responses; the gap to the engine is logged"),
+}
+
+
+# Sampling that leaves the student's distribution alone.
+_NEUTRAL_SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0, "min_p": None}
 
 
 def check_number(name: str, value, low: float, whole: bool = False):
-    """
-    Return a setting that is a number.
-
-    Args:
-        name (`str`): Of the setting, for the message.
-        value: What was set.
-        low (`float`): Smallest that is allowed.
-        whole (`bool`, *optional*, defaults to `False`): Whether it has to be an `int`.
-
-    Raises:
-        `ValueError`: it is no finite number of at least `low`.
-    """
+    """Return a setting that is a finite number of at least `low`; `whole`: an `int`."""
     kind = int if whole else (int, float)
     if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value) or value < low:
         raise ValueError(f"`{name}` must be a {'whole ' if whole else ''}number of at least {low}, got {value!r}.")
     return value
+
+
+def check_numbers(values: Mapping[str, Any], low: float, whole: bool = False, optional: bool = False) -> None:
+    """[`check_number`] for several settings by name; `optional`: they may be `None`."""
+    for name, value in values.items():
+        if not (optional and value is None):
+            check_number(name, value, low, whole)
+
+
+def check_fixed(values: Mapping[str, Any]) -> None:
+    """Settings of GRPO for which only one value works here have it."""
+    for name, (value, why) in FIXED.items():
+        if values[name] != value:
+            raise ValueError(f"`{name}={values[name]!r}` does not work here, {why}; leave it at {value!r}.")
+    if values["use_transformers_continuous_batching"] and values["bf16"] is not False:
+        raise ValueError(
+            "`use_transformers_continuous_batching` casts the trained weights to bf16 in place, where updates of "
+            "this size vanish; use `use_vllm` or plain generation instead."
+        )
+    if values["router_aux_loss_coef"]:
+        raise ValueError(
+            f"`router_aux_loss_coef={values['router_aux_loss_coef']}` does not work here, the distillation loss has no "
+            "load-balancing term; leave it unset."
+        )
+
+
+def warn_of_sampling(values: Mapping[str, Any]) -> None:
+    """Warn where rollouts are not sampled from the student's own distribution."""
+    changed = {name: values[name] for name, same in _NEUTRAL_SAMPLING.items() if values[name] != same}
+    if isinstance(values["generation_kwargs"], dict):
+        changed |= values["generation_kwargs"]
+    if changed:
+        warnings.warn(
+            f"Rollouts are sampled with {', '.join(f'{name}={value}' for name, value in changed.items())}: the student "
+            "log-probabilities in the loss are then not those that the tokens were sampled with.",
+            stacklevel=4,
+        )
+
+
+def check_teacher(
+    placement: str = "resident",
+    quantization: str | None = None,
+    server_urls: Sequence[str] | None = None,
+    init_kwargs: Mapping[str, Any] | None = None,
+) -> None:
+    """The settings that begin with `teacher_` are known and do not contradict each other."""
+    for name, value, known in (
+        ("teacher_placement", placement, PLACEMENTS),
+        ("teacher_quantization", quantization, (None, *QUANTIZATIONS)),
+    ):
+        if value not in known:
+            raise ValueError(
+                f"`{name}` {value!r} is not known: choose one of {', '.join(filter(None, known))}"
+                f"{', or leave it out' if None in known else ''}."
+            )
+    if server_urls:
+        for url in server_urls if isinstance(server_urls, (list, tuple)) else [server_urls]:
+            parse_address(url)
+        local = {
+            "teacher_placement": None if placement == "resident" else placement,
+            "teacher_quantization": quantization,
+            "teacher_init_kwargs": init_kwargs,
+        }
+        for name, value in local.items():
+            if value:
+                raise ValueError(
+                    f"`{name}` {masked(value)!r} is for a teacher in this process, but `teacher_server_urls` puts it "
+                    "on a server; remove one of the two."
+                )
+    if quantization is None:
+        return
+    if placement != "resident":
+        raise ValueError(
+            f"`teacher_quantization` {quantization!r} does not work with `teacher_placement` {placement!r}, quantised "
+            "weights stay on their device; set it to 'resident'."
+        )
+    if "quantization_config" in (init_kwargs or {}):
+        raise ValueError(
+            "`teacher_quantization` and `quantization_config` in `teacher_init_kwargs` both say how to quantise the "
+            "teacher; remove one of the two."
+        )
+
+
+def check_init_kwargs(name: str, given) -> None:
+    """Keyword arguments of `from_pretrained` name a type of weights that there is, as it will be read."""
+    given = given or {}
+    if "torch_dtype" in given:
+        raise ValueError(
+            f"`torch_dtype` in `{name}` would not be read beside `dtype`, which always is set; call it `dtype`."
+        )
+    value = given.get("dtype", "auto")
+    # A dictionary names a type for each part of a model.
+    if value is not None and value != "auto" and not isinstance(value, dict) and dtype_of(value) is None:
+        raise ValueError(
+            f"`dtype` {value!r} in `{name}` is no type of weights; take one such as 'bfloat16', or 'auto'."
+        )
+
+
+def accumulation_steps(prompts_per_step: int, num_generations: int, per_device_train_batch_size: int) -> int:
+    """`gradient_accumulation_steps` that follows from the prompts of an optimizer step over all processes."""
+    processes = max(1, launched_processes())
+    responses = prompts_per_step * num_generations
+    per_micro_step = per_device_train_batch_size * processes
+    if responses % per_micro_step:
+        raise ValueError(
+            f"`prompts_per_step` {prompts_per_step} x `num_generations` {num_generations} = {responses} "
+            f"responses do not divide into {processes} processes x `per_device_train_batch_size` "
+            f"{per_device_train_batch_size}; change one of them."
+        )
+    return responses // per_micro_step
+
+
+def check_compilation(use_vllm: bool, zero_stage: int, placement: str) -> None:
+    """`compile_layers` goes with the engine, the sharding and the teacher's placement."""
+    if not use_vllm:
+        raise ValueError(
+            "`compile_layers` needs `use_vllm`: plain generation would compile anew for every length of its cache."
+        )
+    if zero_stage == 3:
+        raise ValueError(
+            "`compile_layers` does not work with DeepSpeed ZeRO-3, which gathers weights in hooks within the "
+            "layers; use ZeRO-2, or leave it off."
+        )
+    if placement == "sharded":
+        raise ValueError(
+            "`compile_layers` does not work with `teacher_placement` 'sharded', whose layers are gathered as they "
+            "run; choose 'resident', or leave it off."
+        )
+
+
+def check_windows(args) -> None:
+    """Rollouts, optimizer steps and checkpoints fall together; `args` after the batch sizes are set up."""
+    accumulation, per_generation = args.gradient_accumulation_steps, args.steps_per_generation
+    if per_generation % accumulation:
+        raise ValueError(
+            f"`steps_per_generation` {per_generation} must be a multiple of `gradient_accumulation_steps` "
+            f"{accumulation}, so that every optimizer step sees tokens of one batch of rollouts only."
+        )
+    prompts = args.generation_batch_size // args.num_generations
+    if "teacher/negative" in get_method(args.method).needs and prompts <= args.credit_num_negatives:
+        raise ValueError(
+            f"`credit_num_negatives` {args.credit_num_negatives} needs as many other prompts in a batch of "
+            f"rollouts, which holds {prompts}; raise `prompts_per_step` or lower `credit_num_negatives`."
+        )
+    updates = args.windows_per_generation * args.num_iterations
+    saves_by_step = str(getattr(args.save_strategy, "value", args.save_strategy)) == "steps"
+    if saves_by_step and args.save_steps >= 1 and args.save_steps % updates:
+        raise ValueError(
+            f"`save_steps` {args.save_steps} would save in the middle of a batch of rollouts, which feeds "
+            f"{updates} optimizer steps and is not part of a checkpoint; make it a multiple of {updates}."
+        )
+
+
+def check_launch(args) -> None:
+    """The launcher asks for what would run and for what the teacher needs; `args` after its devices are set up."""
+    launched, joined = launched_processes(), args.world_size
+    zero, fsdp = zero_stage(args), fsdp_version(args)
+    on_cpu = args.distributed_state.distributed_type.value == "MULTI_CPU"
+    left = next((name for name in WORLD_SIZES if os.environ.get(name) == str(launched)), None)
+    if left is not None and "LOCAL_RANK" not in os.environ and launched != joined:
+        raise ValueError(
+            f"The environment says `{left}` {launched}, but {joined} would train; unset it if an earlier launch left "
+            "it, or start the processes with `accelerate launch`."
+        )
+    if "LOCAL_RANK" in os.environ and launched != joined:
+        remedy = (
+            "FSDP needs GPUs, so launch with DeepSpeed or plain data parallelism where there are none"
+            if fsdp
+            else "on CPUs set `ddp_backend` to 'gloo' for DeepSpeed and `use_cpu` to true for anything else"
+        )
+        raise ValueError(
+            f"The launcher started {launched} processes, but each would train as one of {joined}; {remedy}."
+        )
+    if args.n_gpu > 1:
+        raise ValueError(
+            f"One process sees {args.n_gpu} GPUs and would split each batch over them in threads, which is not "
+            "supported; start it with `accelerate launch --config_file accelerate_configs/ddp.yaml --num_processes "
+            f"{args.n_gpu}`, or set CUDA_VISIBLE_DEVICES to one of them."
+        )
+    together = args.vllm_tensor_parallel_size
+    if args.use_vllm and args.vllm_mode == "colocate" and joined % max(1, together):
+        raise ValueError(
+            f"`vllm_tensor_parallel_size` {together} does not divide the {joined} processes of this run, which share "
+            "an engine in groups of that size; change one of them."
+        )
+    if args.teacher_server_urls and joined > 1 and args.teacher_server_timeout >= args.ddp_timeout:
+        raise ValueError(
+            f"`teacher_server_timeout` {args.teacher_server_timeout:g} is not less than `ddp_timeout` "
+            f"{args.ddp_timeout:g}, after which processes give up on one that waits for a server; raise `ddp_timeout`."
+        )
+    for setting, asked, how in (
+        ("DeepSpeed", zero > 0, "DeepSpeed on CPUs takes `ddp_backend` 'gloo'"),
+        ("FSDP", fsdp > 0, "FSDP needs GPUs"),
+    ):
+        if asked and on_cpu:
+            raise ValueError(
+                f"{setting} was asked for, but with `use_cpu` plain data-parallel training would run; leave `use_cpu` "
+                f"false ({how}), or launch without it."
+            )
+    precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if precision in ("bf16", "fp16") and not (args.bf16 or args.fp16):
+        raise ValueError(
+            f"The launch file says `mixed_precision: {precision}`, which would run though `bf16` and `fp16` are false; "
+            "launch with `--mixed_precision no`, or set one of the two."
+        )
+    if zero == 3:
+        options = args.deepspeed_plugin.deepspeed_config["zero_optimization"]
+        if options.get("stage3_gather_16bit_weights_on_model_save") is False:
+            raise ValueError(
+                "With `zero3_save_16bit_model: false` the saved model would have no weights; set it to true in the "
+                "launch file (`stage3_gather_16bit_weights_on_model_save` in a DeepSpeed configuration)."
+            )
+    if fsdp == 1:
+        raise ValueError("FSDP version 1 is not supported, it flattens the output head; set `fsdp_version` to 2.")
+    if args.teacher_placement == "sharded" and zero != 3 and fsdp != 2:
+        raise ValueError(
+            "`teacher_placement` 'sharded' needs a launch with DeepSpeed ZeRO-3 or FSDP2 on several processes, such as "
+            "accelerate_configs/zero3.yaml; choose 'resident' for any other."
+        )
+
+
+def check_packages(args) -> None:
+    """Packages that the settings ask for are installed."""
+    wanted = [("report_to", name) for name in args.report_to if name in ("wandb", "tensorboard", "trackio")]
+    if args.use_vllm:
+        wanted.append(("use_vllm", "vllm"))
+    if args.teacher_quantization:
+        wanted.append(("teacher_quantization", "bitsandbytes"))
+    for setting, name in wanted:
+        found = importlib.util.find_spec(name)
+        # A folder of that name, as runs of wandb leave behind, looks like a package without a file.
+        if found is None or found.origin is None:
+            raise ValueError(f"`{setting}` needs the package {name}, which is not installed: pip install {name}.")
+
+
+def check_output_dir(args) -> None:
+    """The output folder can be written."""
+    if not args.should_save:
+        return
+    try:
+        os.makedirs(args.output_dir, exist_ok=True)
+        with tempfile.TemporaryFile(dir=args.output_dir):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"`output_dir` {args.output_dir!r} cannot be written ({error.strerror}); give a folder to write in."
+        ) from error

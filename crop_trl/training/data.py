@@ -1,63 +1,27 @@
 """Checks on datasets and tokenizers that belong before anything expensive starts."""
 
-import importlib.util
-import os
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 
 import datasets
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from trl.trainer.utils import get_config_model_id
 
+from ..methods import get_method
 from ..prompts import (
     PROMPT_COLUMNS,
     check_rendering,
     generation_suffix,
     is_chat,
+    prompt_kinds,
     prompt_variants,
     render_prompts,
     tokenize_variants,
 )
 
 
-def check_packages(args) -> None:
-    """Raise `ValueError` when a package that the settings (a [`~crop_trl.CROPConfig`]) ask for is not installed."""
-    wanted = [("report_to", name) for name in args.report_to if name in ("wandb", "tensorboard", "trackio")]
-    if args.use_vllm:
-        wanted.append(("use_vllm", "vllm"))
-    if args.teacher_quantization:
-        wanted.append(("teacher_quantization", "bitsandbytes"))
-    for setting, name in wanted:
-        found = importlib.util.find_spec(name)
-        # A folder of that name, as runs of wandb leave behind, looks like a package without a file.
-        if found is None or found.origin is None:
-            raise ValueError(f"`{setting}` needs the package {name}, which is not installed: pip install {name}.")
-
-
-def check_output_dir(args) -> None:
-    """Raise `ValueError` when the output folder of the settings (a [`~crop_trl.CROPConfig`]) cannot be written."""
-    if not args.should_save:
-        return
-    try:
-        os.makedirs(args.output_dir, exist_ok=True)
-        with tempfile.TemporaryFile(dir=args.output_dir):
-            pass
-    except OSError as error:
-        raise ValueError(
-            f"`output_dir` {args.output_dir!r} cannot be written ({error.strerror}); give a folder to write in."
-        ) from error
-
-
 def check_columns(dataset, kinds: Sequence[str], method: str) -> None:
-    """
-    Raise `ValueError` unless `dataset` has a column for every kind of prompt, in the singular or the plural.
-
-    Args:
-        dataset (`datasets.Dataset` or `datasets.IterableDataset`): Training rows.
-        kinds (sequence of `str`): Kinds of prompt that the method reads.
-        method (`str`): Its name, for the message.
-    """
+    """Raise `ValueError` unless `dataset` has a column for every kind of prompt, in the singular or the plural."""
     if not isinstance(dataset, (datasets.Dataset, datasets.IterableDataset)):
         raise ValueError(
             f"`train_dataset` must be a datasets.Dataset or IterableDataset, got {type(dataset).__name__}; choose one "
@@ -87,28 +51,10 @@ def fit_prompts(
     show_progress: bool = True,
 ):
     """
-    Leave out rows that lack a prompt or have one longer than the limit, check how each is rendered, and say how many
-    left and why.
+    Leave out rows that lack a prompt of these kinds or have one of more than `max_prompt_length` tokens as rendered,
+    check how each is rendered, and say how many left and why.
 
-    Args:
-        dataset:
-            Map-style or iterable.
-        kinds (sequence of `str`):
-            Kinds of prompt that a row must have.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
-            The student's.
-        max_prompt_length (`int`, *optional*):
-            Limit in tokens of the rendered prompt; `None` keeps every row.
-        chat_template_kwargs (`dict`, *optional*):
-            Passed to the chat template.
-        show_progress (`bool`, *optional*, defaults to `True`):
-            Show a progress bar and the count of rows that left, for map-style datasets.
-
-    Returns:
-        The filtered dataset.
-
-    Raises:
-        `ValueError`: nothing is left, or a prompt is rendered differently from the others.
+    Raises `ValueError` when nothing is left, or a prompt is rendered differently from the others.
     """
     state: dict = {"chat": None, "suffix": None}
     dropped: Counter = Counter()
@@ -173,22 +119,13 @@ def fit_prompts(
     return kept
 
 
-def prepare_prompts(dataset, kinds: Sequence[str], tokenizer, args):
+def prepare_prompts(dataset, tokenizer: PreTrainedTokenizerBase | None, args):
     """
-    Check the training prompts and leave out those that cannot be used, before any model is loaded.
+    Check the training prompts and leave out those that cannot be used; without a tokenizer their lengths are not known.
 
-    Args:
-        dataset: The training dataset.
-        kinds (sequence of `str`): Kinds of prompt that the method reads.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*): The student's; `None` skips the length limit.
-        args ([`~crop_trl.CROPConfig`]): Length limit, chat template arguments, batch sizes.
-
-    Returns:
-        The dataset to train on.
-
-    Raises:
-        `ValueError`: a column is missing, or fewer prompts are left than one step takes.
+    Raises `ValueError` when a column is missing, or fewer prompts are left than one step takes.
     """
+    kinds = prompt_kinds(get_method(args.method).needs)
     check_columns(dataset, kinds, args.method)
     if tokenizer is not None:
         talk = args.process_index == 0 and not args.disable_tqdm
@@ -206,14 +143,7 @@ def tokenizer_of(model, processing_class, setting: str, trust_remote_code: bool 
     """
     The tokenizer that belongs to a model given as a path or an instance, or `None` when nothing tells which it is.
 
-    Args:
-        model (`str` or [`~transformers.PreTrainedModel`]): A path, a name or an instance.
-        processing_class (*optional*): Returned as it is when given.
-        setting (`str`): Name under which the user knows the model.
-        trust_remote_code (`bool`): Whether code from the model's folder may run.
-
-    Raises:
-        `ValueError`: a path that holds no tokenizer; `setting` is the name the user knows it by.
+    Raises `ValueError` for a path that holds no tokenizer; `setting` is the name the user knows it by.
     """
     if processing_class is not None:
         return processing_class
@@ -229,17 +159,20 @@ def tokenizer_of(model, processing_class, setting: str, trust_remote_code: bool 
         ) from error
 
 
-def check_same_tokenizer(student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase) -> None:
+def check_same_tokenizer(student, teacher, processing_class=None, trust_remote_code: bool = False) -> None:
     """
-    Raise `ValueError`, naming a token, unless every id means the same to both: the teacher scores the student's ids.
+    Raise `ValueError`, naming a token, unless every id means the same to a tokenizer and to that of a teacher, which
+    scores the student's ids. A scorer that is neither a path nor a model is believed.
     """
-    student_vocab, teacher_vocab = student.get_vocab(), teacher.get_vocab()
-    if student_vocab == teacher_vocab:
+    if student is None or not isinstance(teacher, (str, PreTrainedModel)):
         return
-    for token, index in sorted(student_vocab.items(), key=lambda item: item[1]):
-        if teacher_vocab.get(token) != index:
-            other = teacher_vocab.get(token)
+    theirs = tokenizer_of(teacher, processing_class, "teacher_model_name_or_path", trust_remote_code)
+    if theirs is None:
+        return
+    vocab, other = student.get_vocab(), theirs.get_vocab()
+    for token, index in sorted(vocab.items(), key=lambda item: item[1]):
+        if other.get(token) != index:
             raise ValueError(
                 f"Student and teacher tokenizers differ: {token!r} is {index} for the student and "
-                f"{'unknown' if other is None else other} to the teacher; choose a teacher of the same family."
+                f"{other.get(token, 'unknown')} to the teacher; choose a teacher of the same family."
             )

@@ -1,35 +1,42 @@
 """The clipped sampled-token distillation loss, a pure function of tensors."""
 
+from typing import NamedTuple
+
 import torch
 
 
-def opd_advantages(
+class LossTerms(NamedTuple):
+    """What the loss is made of, token by token: `loss` carries gradient, `ratio` and `advantages` are for logs."""
+
+    loss: torch.Tensor
+    ratio: torch.Tensor
+    advantages: torch.Tensor
+
+
+def opd_terms(
+    logprobs: torch.Tensor,
     old_logprobs: torch.Tensor,
     teacher_logprobs: torch.Tensor,
     base_advantages: torch.Tensor,
     *,
     weights: torch.Tensor | None = None,
     lambda_opd: float = 1.0,
-) -> torch.Tensor:
+    epsilon_low: float = 0.2,
+    epsilon_high: float = 0.28,
+) -> LossTerms:
     """
-    Token advantages `w * (A_base - lambda_opd * (log S_old - log T))`, without gradient.
+    Terms of the loss for each token (equation "crop-loss"): `max(-r A, -clip(r, 1 - epsilon_low, 1 + epsilon_high) A)`
+    with `r = exp(log S - log S_old)` and `A = w * (A_base - lambda_opd * (log S_old - log T))`.
 
-    Args:
-        old_logprobs, teacher_logprobs (`torch.Tensor` of shape `[B, T]`):
-            Log-probabilities of the sampled tokens under the rollout-time student and the teacher (nats).
-        base_advantages (`torch.Tensor` of shape `[B]`):
-            One per response; zeros without a reward.
-        weights (`torch.Tensor` of shape `[B, T]`, *optional*):
-            Multiplies the whole advantage.
-        lambda_opd (`float`, *optional*, defaults to `1.0`):
-            Strength of the teacher's correction.
-
-    Returns:
-        `torch.Tensor` of shape `[B, T]`.
+    All tensors are of one shape, flat over tokens or `[B, T]`; see [`sampled_opd_loss`] for what they are. Gradient
+    flows through `logprobs` alone.
     """
-    gap = old_logprobs.detach() - teacher_logprobs.detach()
-    advantages = base_advantages.detach().unsqueeze(-1) - lambda_opd * gap
-    return advantages if weights is None else advantages * weights.detach()
+    advantages = base_advantages.detach() - lambda_opd * (old_logprobs.detach() - teacher_logprobs.detach())
+    if weights is not None:
+        advantages = advantages * weights.detach()
+    ratio = torch.exp(logprobs - old_logprobs.detach())
+    clipped = ratio.clamp(1.0 - epsilon_low, 1.0 + epsilon_high)
+    return LossTerms(torch.maximum(-ratio * advantages, -clipped * advantages), ratio.detach(), advantages)
 
 
 def sampled_opd_loss(
@@ -46,20 +53,19 @@ def sampled_opd_loss(
     num_items: int | torch.Tensor | None = None,
 ) -> torch.Tensor:
     """
-    PPO-clipped sampled-token distillation loss, a mean over the selected tokens.
+    PPO-clipped sampled-token distillation loss, a mean over the kept tokens.
 
-    Per token `max(-r A, -clip(r, 1 - epsilon_low, 1 + epsilon_high) A)` with `r = exp(log S - log S_old)` and the
-    advantages of [`opd_advantages`]; summed over `loss_mask` and divided by `num_items`. With the global number of
-    selected tokens as `num_items`, the sum over micro-batches and processes is the paper's token mean (equation
-    "crop-loss"), however the batch was split.
+    The terms of [`opd_terms`], summed over `loss_mask` and divided by `num_items`. With the global number of kept
+    tokens as `num_items`, the sum over micro-batches and processes is the paper's token mean (equation "crop-loss"),
+    however the batch was split.
 
     Args:
         logprobs (`torch.Tensor` of shape `[B, T]`):
-            Log-probabilities of the sampled tokens under the student, with gradient.
+            Log-probabilities of the sampled tokens under the student (nats), with gradient.
         old_logprobs, teacher_logprobs (`torch.Tensor` of shape `[B, T]`):
             The same under the rollout-time student and the teacher; no gradient flows into them.
         base_advantages (`torch.Tensor` of shape `[B]`):
-            One per response.
+            One per response; zeros without a reward.
         loss_mask (`torch.Tensor` of shape `[B, T]`):
             Non-zero at the tokens that are trained. Values elsewhere are ignored, NaN included.
         weights (`torch.Tensor` of shape `[B, T]`, *optional*):
@@ -73,17 +79,22 @@ def sampled_opd_loss(
         Scalar `torch.Tensor`.
     """
     mask = loss_mask.bool()
-
-    def at_mask(x: torch.Tensor) -> torch.Tensor:
-        # Masked before any arithmetic: NaN times zero would be NaN, in the loss and in its gradient.
-        return torch.where(mask, x, torch.zeros_like(x))
-
-    advantages = at_mask(
-        opd_advantages(old_logprobs, teacher_logprobs, base_advantages, weights=weights, lambda_opd=lambda_opd)
+    # Only what is kept enters any arithmetic: NaN times zero would be NaN, in the loss and in its gradient.
+    logprobs, old_logprobs, teacher_logprobs = (x[mask] for x in (logprobs, old_logprobs, teacher_logprobs))
+    terms = opd_terms(
+        logprobs,
+        old_logprobs,
+        teacher_logprobs,
+        base_advantages.unsqueeze(-1).expand_as(mask)[mask],
+        weights=None if weights is None else weights[mask],
+        lambda_opd=lambda_opd,
+        epsilon_low=epsilon_low,
+        epsilon_high=epsilon_high,
     )
-    ratio = torch.exp(at_mask(logprobs) - at_mask(old_logprobs.detach()))
-    clipped = ratio.clamp(1.0 - epsilon_low, 1.0 + epsilon_high)
-    per_token = torch.maximum(-ratio * advantages, -clipped * advantages)
-    total = torch.where(mask, per_token, torch.zeros_like(per_token)).sum()
-    count = mask.sum() if num_items is None else torch.as_tensor(num_items, device=total.device)
-    return total / count.clamp(min=1)
+    return terms.loss.sum() / token_count(terms.loss, num_items)
+
+
+def token_count(per_token: torch.Tensor, num_items: int | torch.Tensor | None = None) -> torch.Tensor:
+    """The denominator of the loss: `num_items`, by default as many as there are tokens, never below 1."""
+    count = per_token.numel() if num_items is None else num_items
+    return torch.as_tensor(count, device=per_token.device).clamp(min=1)

@@ -12,6 +12,7 @@ from transformers.trainer_utils import has_length
 
 from ..methods.divergence import residual_mass
 from ..models.distributed import RunningMeans
+from .loss import LossTerms
 from .update import MicroBatch
 
 
@@ -21,7 +22,6 @@ class StepMetrics:
     def _start_metrics(self) -> None:
         self._means = {"train": RunningMeans(), "eval": RunningMeans()}
         self._seconds = {"prepare": 0.0, "update": 0.0}
-        self._clip_range = (1 - self.epsilon_low, 1 + self.epsilon_high)
 
     def evaluation_loop(self, dataloader, *args, **kwargs):
         """See [`~transformers.Trainer.evaluation_loop`]; every response counts once."""
@@ -73,13 +73,13 @@ class StepMetrics:
             if not math.isnan(value):
                 self._metrics[mode][name].append(value)
 
-    def _log_update(self, inputs: MicroBatch, logprobs, old_logprobs, advantages, entropy) -> None:
+    def _log_update(self, inputs: MicroBatch, terms: LossTerms, old_logprobs, entropy) -> None:
         mode = "train" if self.model.training else "eval"
         means = self._means[mode]
         counted = torch.ones_like(entropy, dtype=torch.bool)
         if mode == "eval":
             counted = self._evaluated[inputs.batch.rows]
-        ratio = torch.exp(logprobs - old_logprobs)
+        ratio, advantages = terms.ratio, terms.advantages
         if mode == "train":
             low = (ratio < 1 - self.epsilon_low) & (advantages < 0)
             high = (ratio > 1 + self.epsilon_high) & (advantages > 0)
@@ -94,8 +94,7 @@ class StepMetrics:
             means.add("sampling/sampling_logp_difference/mean", gap, torch.isfinite(gap) & counted)
         if mode == "eval":
             # Evaluation logs means over all its tokens: summed here, reduced once in `log`.
-            loss = torch.maximum(-ratio * advantages, -ratio.clamp(*self._clip_range) * advantages)
-            means.add("loss", loss, counted)
+            means.add("loss", terms.loss, counted)
         else:
             means.add("selection/selected_tokens", inputs.num_items.reshape(1))
             if self.accelerator.sync_gradients:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import CASES, assert_close, load_case, loss
 
-from crop_trl.training.loss import opd_advantages, sampled_opd_loss
+from crop_trl.training.loss import opd_terms, sampled_opd_loss
 
 both_precisions = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
 
@@ -147,12 +147,15 @@ def test_clipping(ratio, advantage, value, slope):
 
 def test_advantage_moves_towards_the_teacher():
     old, teacher = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-0.5, -3.0]])
-    assert opd_advantages(old, teacher, torch.zeros(1)).tolist() == [[0.5, -2.0]]
-    assert opd_advantages(old, teacher, torch.tensor([10.0])).tolist() == [[10.5, 8.0]]
-    assert opd_advantages(old, teacher, torch.tensor([10.0]), lambda_opd=0.5).tolist() == [[10.25, 9.0]]
+
+    def advantages(base: float, **settings):
+        return opd_terms(old, old, teacher, torch.full((1, 2), base), **settings).advantages.tolist()
+
+    assert advantages(0.0) == [[0.5, -2.0]]
+    assert advantages(10.0) == [[10.5, 8.0]]
+    assert advantages(10.0, lambda_opd=0.5) == [[10.25, 9.0]]
     # Weights multiply the whole advantage, base included.
-    weighted = opd_advantages(old, teacher, torch.tensor([10.0]), weights=torch.tensor([[2.0, 0.5]]))
-    assert weighted.tolist() == [[21.0, 4.0]]
+    assert advantages(10.0, weights=torch.tensor([[2.0, 0.5]])) == [[21.0, 4.0]]
 
 
 def test_base_advantages_belong_to_rows():
