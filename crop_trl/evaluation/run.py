@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from ..files import read_object, write_text
+from ..files import read_object, write_json
 from ..triplets.record import check_template, wrap_problem
 from .benchmarks import CLEAN, Benchmark, Example, without
 from .grading.verdict import extract_boxed, grade_many, require_algebra
@@ -162,6 +162,7 @@ def _draw_missing(plan: Plan, make_sampler: Callable[[], Sampler]) -> int:
 
                 sampler.sample([wrap_problem(example.problem, template) for example, _ in asked], seeds, done)
                 drawn += len(asked)
+        store.close()
     return drawn
 
 
@@ -256,7 +257,7 @@ def finish(results: dict[str, Any], output: Path) -> dict[str, Any]:
         [mean_at_k(np.array(list(results["benchmarks"][name]["verdicts"].values()))) for name in names]
     )
     Path(output).mkdir(parents=True, exist_ok=True)
-    write_text(Path(output) / "results.json", json.dumps(results, indent=1) + "\n")
+    write_json(Path(output) / "results.json", results)
     return results
 
 

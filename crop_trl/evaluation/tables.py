@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from ..text import markdown_table
 from .metrics import compare, mean_at_k
 from .run import averaged
 
@@ -16,11 +17,6 @@ def percent(value: float | None, digits: int = 2) -> str:
 
 def _interval(interval: list[float] | tuple[float, float]) -> str:
     return f"{percent(interval[0], 1)} to {percent(interval[1], 1)}"
-
-
-def _table(header: list[str], rows: list[list[str]]) -> str:
-    rule = ["---", *["---:"] * (len(header) - 1)]
-    return "\n".join("| " + " | ".join(row) + " |" for row in (header, rule, *rows)) + "\n"
 
 
 def run_markdown(results: Mapping[str, Any]) -> str:
@@ -59,7 +55,7 @@ def run_markdown(results: Mapping[str, Any]) -> str:
     extra = sorted({int(k) for row in results["benchmarks"].values() for k in row["pass_at"]})
     for cells, row in zip(rows, results["benchmarks"].values()):
         cells += [percent(row["pass_at"].get(str(k))) for k in extra]
-    lines.append(_table(header + [f"Pass@{k}, unbiased (%)" for k in extra], rows))
+    lines.append(markdown_table(header + [f"Pass@{k}, unbiased (%)" for k in extra], rows, right=True))
     lines.append(
         f"Avg. {percent(results['average'])} ({_interval(results['average_interval'])}): the mean of the unrounded "
         f"Means of {', '.join(results['averaged'])}.\n"
@@ -97,7 +93,7 @@ def diagnostics_table(runs: Mapping[str, Mapping[str, Any]]) -> str:
                 row += ["-" if length is None else f"{length:,.2f}"]
                 row += [percent(entry[key]) + "%" for key in ("format_failures", "truncated")]
         rows.append(row)
-    return _table(header, rows)
+    return markdown_table(header, rows, right=True)
 
 
 def _bold_maxima(columns: list[list[float | None]], texts: list[list[str]]) -> None:
@@ -182,7 +178,7 @@ def comparison_markdown(runs: Mapping[str, Mapping[str, Any]], reference: str | 
     lines = [
         "## Results (%)",
         "",
-        _table(header, [[run, *row] for run, row in zip(runs, texts)]),
+        markdown_table(header, [[run, *row] for run, row in zip(runs, texts)], right=True),
         f"Avg. is the mean of the unrounded Means of {', '.join(shared)}; the largest value of a column is bold.\n",
         f"## Differences against {reference} (points)",
         "",
@@ -198,7 +194,7 @@ def comparison_markdown(runs: Mapping[str, Mapping[str, Any]], reference: str | 
                 f"{100 * difference['difference']:+.2f} ({low:+.1f} to {high:+.1f}), p = {difference['p_value']:.3g}"
             )
         rows.append(row)
-    lines.append(_table(["Method", "Avg.", *shared], rows))
+    lines.append(markdown_table(["Method", "Avg.", *shared], rows, right=True))
     lines.append(
         "In brackets: bootstrap 95 % intervals over problems; p: two-sided paired permutation test over problems. "
         "Both are about these checkpoints, not about other training seeds.\n"

@@ -1,6 +1,6 @@
 """Samplers with a real model and a real server: prompts as rendered, lengths, ends, thinking parts."""
 
-import time
+import threading
 from pathlib import Path
 
 import pytest
@@ -152,16 +152,26 @@ def test_a_length_that_the_server_does_not_tell_is_unknown(usage):
 
 
 def test_requests_in_flight_are_saved_when_one_fails():
+    failed = threading.Event()
+
+    class Watched(ServerSampler):
+        def _ask(self, prompt, seed):
+            try:
+                return super()._ask(prompt, seed)
+            finally:
+                if prompt == "bad":
+                    failed.set()
+
     def reply(request: dict):
         if request["messages"][0]["content"] == "bad":
             return 400
-        time.sleep(1)
+        failed.wait()
         return "late"
 
     server = ChatServer(reply)
     saved = {}
     with pytest.raises(RuntimeError, match="HTTP 400"):
-        sampler = ServerSampler("toy", DecodingSettings(), server.url, batch_size=2)
+        sampler = Watched("toy", DecodingSettings(), server.url, batch_size=2)
         sampler.sample(["slow", "bad", "never", "never"], [1, 2, 3, 4], saved.__setitem__)
     server.close()
     # Two at a time: the slow one was under way, the others had not begun.
