@@ -10,12 +10,14 @@ optimizer step.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 from datasets import Dataset, IterableDataset
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
@@ -40,6 +42,7 @@ from .training.loss import opd_terms, token_count
 from .training.metrics import StepMetrics
 from .training.prompt_order import ShuffledByEpoch
 from .training.reporting import place_reports, start_reports
+from .training.responses import ScoredResponses
 from .training.resuming import checkpoint_to_resume
 from .training.update import MicroBatch, Rollout, cut_rollout, make_micro_batch
 
@@ -251,10 +254,47 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         )
         self._log_selection(mode, signals, selection, loss_mask, student_logprobs)
         if training:
-            record = (self.state.global_step, first_row, completion_ids, loss_mask, selection, signals, inputs)
-            notify_rollout(self, RolloutRecord(*record, self._tokenizer))
+            scored = (inputs, prompt_ids, completion_ids, loss_mask, signals, self._tokenizer)
+            notify_rollout(self, RolloutRecord(self.state.global_step, *scored, first_row, selection))
         self._metrics[mode]["seconds/scoring"].append(time.perf_counter() - started)
         return {**output, "rollout": rollout}
+
+    def sample(
+        self,
+        rows: Iterable[Mapping[str, Any]],
+        needs: Sequence[str] | None = None,
+        num_generations: int | None = None,
+    ) -> ScoredResponses:
+        """
+        Sample responses and score them as a training step does, without the step: nothing is trained or logged.
+
+        Every process has to call it, whatever it does with the result.
+
+        Args:
+            rows (iterable of dataset rows): With the prompts that `needs` names.
+            needs (sequence of `str`, *optional*): Names of signals; by default those that the method reads.
+            num_generations (`int`, *optional*): Responses to each row; by default as many as in training.
+
+        Returns:
+            [`~crop_trl.training.responses.ScoredResponses`], those to one row one after the other.
+        """
+        needs = methods.get_method(self.args.method).needs if needs is None else needs
+        count = self.num_generations if num_generations is None else num_generations
+        inputs = [dict(row) for row in rows for _ in range(count)]
+        before = self.model.training, self.num_generations_eval, self._metrics["eval"]
+        self.model.eval()
+        self.num_generations_eval, self._metrics["eval"] = count, defaultdict(list)
+        try:
+            prompt_ids, completion_ids, tool_mask, *_ = self._generate([row["prompt"] for row in inputs])
+            signals = self.score_rollout(inputs, prompt_ids, completion_ids, needs)
+        finally:
+            self.num_generations_eval, self._metrics["eval"] = before[1:]
+            self.model.train(before[0])
+        may_train = [torch.ones(len(ids)) for ids in completion_ids] if tool_mask is None else tool_mask
+        loss_mask = pad_sequence([torch.as_tensor(row, dtype=torch.bool) for row in may_train], batch_first=True)
+        loss_mask = loss_mask.to(self.accelerator.device)
+        scored = (inputs, prompt_ids, completion_ids, loss_mask, signals, self._tokenizer)
+        return ScoredResponses(self.state.global_step, *scored)
 
     def score_rollout(
         self,

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch.nn.utils.rnn import pad_sequence
 
 from ..files import replacing
 from ..methods import METHODS, Selection, SelectionSettings, Signals, select
-from ..prompts import prompt_texts
 from ..scoring import TopKLogprobs
 
 
@@ -119,33 +119,19 @@ def collect_bank(trainer, rows: Sequence[Mapping[str, Any]]) -> RolloutBank:
     Returns:
         [`RolloutBank`] on the CPU.
     """
-    inputs = [dict(row) for row in rows for _ in range(trainer.num_generations)]
-    was_training = trainer.model.training
-    trainer.model.train()
-    try:
-        prompt_ids, completion_ids, *_ = trainer._generate([row["prompt"] for row in inputs])
-        needs = {need for method in METHODS.values() for need in method.needs}
-        if len({tuple(ids) for ids in prompt_ids}) <= trainer.args.credit_num_negatives:
-            # Too few prompts to draw unrelated ones from; methods that need them are left out of a replay.
-            needs.discard("teacher/negative")
-        needs = sorted(needs)
-        signals = trainer.score_rollout(inputs, prompt_ids, completion_ids, needs)
-    finally:
-        trainer.model.train(was_training)
-    width = max(map(len, completion_ids))
-    padded = torch.zeros((len(inputs), width), dtype=torch.long)
-    loss_mask = torch.zeros((len(inputs), width), dtype=torch.bool)
-    for row, ids in enumerate(completion_ids):
-        padded[row, : len(ids)] = torch.tensor(ids)
-        loss_mask[row, : len(ids)] = True
-
+    rows = list(rows)
+    needs = {need for method in METHODS.values() for need in method.needs}
+    if len({str(row["prompt"]) for row in rows}) <= trainer.args.credit_num_negatives:
+        # Too few prompts to draw unrelated ones from; methods that need them are left out of a replay.
+        needs.discard("teacher/negative")
+    sampled = trainer.sample(rows, sorted(needs))
     return RolloutBank(
-        completion_ids=padded,
-        loss_mask=loss_mask,
-        signals=signals.to("cpu"),
-        prompts=trainer._tokenizer.batch_decode(prompt_ids, skip_special_tokens=True),
-        step=trainer.state.global_step,
-        texts=prompt_texts(inputs),
+        completion_ids=pad_sequence([torch.tensor(ids) for ids in sampled.completion_ids], batch_first=True),
+        loss_mask=sampled.loss_mask.cpu(),
+        signals=sampled.signals.to("cpu"),
+        prompts=sampled.tokenizer.batch_decode(sampled.prompt_ids, skip_special_tokens=True),
+        step=sampled.step,
+        texts=sampled.texts,
     )
 
 

@@ -4,11 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 
 from ..methods import get_method, select
-from ..prompts import prompt_kinds, prompt_variants, tokenize_variants
-from ..scoring.signals import collect_signals
+from ..prompts import prompt_variants
 from .heatmap import MARGIN, SEMANTIC, SURFACE, ResponseHeatmap, response_heatmap, token_pieces
 from .tokens import TokenTable
 
@@ -36,31 +34,20 @@ def inspect_response(trainer, row: Mapping[str, Any]) -> ResponseHeatmap:
     method = trained
     if needs_batch:
         method = "crop" if get_method(trained).score else "opd"
-    prompt_ids = {
-        kind: tokenize_variants([row], kind, lambda prompts: trainer._tokenize_prompts(prompts)[0])
-        for kind in prompt_kinds(_TRIPLET)
-    }
-    was_training = trainer.model.training
-    trainer.model.eval()
-    try:
-        completion_ids, _ = trainer._generate_single_turn(prompt_ids["original"][0], None, {}, num_generations=1)
-        needs = [*_TRIPLET, *(need for need in get_method(method).needs if need not in _TRIPLET)]
-        signals = collect_signals(needs, trainer.scorers, prompt_ids, completion_ids)
-    finally:
-        trainer.model.train(was_training)
-    loss_mask = torch.ones_like(signals["teacher/original"].sampled_logprobs, dtype=torch.bool)
-    selection = select(method, signals, loss_mask, trainer.args.selection_settings, step=trainer.state.global_step)
+    needs = dict.fromkeys([*_TRIPLET, *get_method(method).needs])
+    sampled = trainer.sample([row], list(needs), num_generations=1)
+    selection = select(method, sampled.signals, sampled.loss_mask, trainer.args.selection_settings, step=sampled.step)
     share = selection.mask.float().mean().item()
     return response_heatmap(
-        trainer._tokenizer,
-        completion_ids[0],
-        *(signals.variants(name)[0] for name in _TRIPLET),
+        sampled.tokenizer,
+        sampled.completion_ids[0],
+        *(sampled.signals.variants(name)[0] for name in _TRIPLET),
         kept=selection.mask[0],
         prompt=row["prompt"],
         paraphrase_prompt=prompt_variants(row, "paraphrase")[0],
         counterfactual_prompt=prompt_variants(row, "counterfactual")[0],
         note=f"Framed: the {share:.0%} of this response that method {method!r} trains, after step "
-        f"{trainer.state.global_step}." + ("" if method == trained else f" The run used {trained!r}."),
+        f"{sampled.step}." + ("" if method == trained else f" The run used {trained!r}."),
     )
 
 

@@ -1,17 +1,12 @@
 """Callbacks of [`~crop_trl.CROPTrainer`]."""
 
 import warnings
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
 
-import torch
 from transformers import TrainerCallback
 
-from ..methods import Selection, Signals
-from ..methods.divergence import topk_entropy
-from ..prompts import prompt_texts
+from ..methods import Selection
+from .responses import ScoredResponses
 
 
 class StepCounter(TrainerCallback):
@@ -65,48 +60,21 @@ class EngineGapWatch(TrainerCallback):
 
 
 @dataclass
-class RolloutRecord:
+class RolloutRecord(ScoredResponses):
     """
     One process's batch of rollouts, as it was sampled, scored and selected.
 
     Args:
-        step (`int`):
-            Global step.
+        step, rows, prompt_ids, completion_ids, loss_mask, signals, tokenizer:
+            See [`~crop_trl.training.responses.ScoredResponses`].
         first_row (`int`):
             Place of the first response in the rollout batch of all processes.
-        completion_ids (B lists of token ids):
-            What was sampled.
-        loss_mask (`torch.BoolTensor` of shape `[B, T]`):
-            Response tokens that may be trained.
         selection ([`~crop_trl.methods.Selection`]):
             What enters the loss, `[B, T]`.
-        signals ([`~crop_trl.methods.Signals`]):
-            What it was made from.
-        rows (B dataset rows):
-            What the prompts came from.
-        tokenizer (`PreTrainedTokenizerBase`):
-            Decodes it.
     """
 
-    step: int
     first_row: int
-    completion_ids: list[list[int]]
-    loss_mask: torch.Tensor
     selection: Selection
-    signals: Signals
-    rows: Sequence[Mapping[str, Any]]
-    tokenizer: Any
-
-    @cached_property
-    def texts(self) -> dict[str, list[str]]:
-        """Prompts of each kind as the dataset has them, B of each, for reading; see `prompts.prompt_texts`."""
-        return prompt_texts(self.rows)
-
-    @cached_property
-    def student_entropy(self) -> torch.Tensor | None:
-        """Entropy of the student over its K entries, in [0, 1], `[B, T]`; `None` where it was not scored."""
-        student = self.signals.get("student/original")
-        return None if student is None else topk_entropy(student)
 
 
 class RolloutCallback(TrainerCallback):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny import make_rows, make_trainer
+from tiny import make_rows, make_tokenizer, make_trainer
 
 from crop_trl import methods
 from crop_trl.analysis.bank import RolloutBank, caught_share, collect_bank, kept_overlap
@@ -84,3 +84,21 @@ def test_a_broken_file(tmp_path):
 def test_one_prompt_leaves_out_what_needs_others(tmp_path):
     bank = collect_bank(make_trainer(tmp_path), make_rows(1))
     assert {"credit", "credit-budgeted"} == set(METHODS) - set(bank.runnable_methods())
+
+
+def test_a_sample_is_scored_as_in_training_and_leaves_no_trace(tmp_path):
+    trainer = make_trainer(tmp_path, method="crop")
+    trainer.model.train()
+    rows = make_rows(3)
+    sampled = trainer.sample(rows, num_generations=2)
+    assert [row["id"] for row in sampled.rows] == ["0", "0", "1", "1", "2", "2"]
+    assert sampled.loss_mask.sum(1).tolist() == [len(ids) for ids in sampled.completion_ids]
+    assert set(sampled.signals) == set(METHODS["crop"].needs)
+    paraphrase = make_tokenizer().apply_chat_template(
+        [row["paraphrase_prompt"] for row in sampled.rows], add_generation_prompt=True, return_dict=True
+    )
+    alone = trainer.scorers["teacher"].score(paraphrase["input_ids"], sampled.completion_ids)
+    torch.testing.assert_close(sampled.signals["teacher/paraphrase"].logprobs, alone.logprobs)
+    assert trainer.model.training and trainer.num_generations_eval == trainer.num_generations
+    assert not trainer._metrics["train"] and not trainer._metrics["eval"]
+    assert len(trainer.sample(rows, ["student/original"]).completion_ids) == 3 * trainer.num_generations

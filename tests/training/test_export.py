@@ -160,7 +160,7 @@ def test_a_long_rollout_costs_a_few_bytes_a_token(tmp_path):
     )
 
     rows = [{"prompt": "A problem of some length, as they are.", "counterfactual_prompt": "Another one."}] * 16
-    record = RolloutRecord(0, 0, ids, mask, selection, {}, rows, None)
+    record = RolloutRecord(0, rows, ids, ids, mask, {}, None, 0, selection)
     path = tmp_path / FOLDER / "step_000000.process_000.parquet"
     write_rollout(record, path, {"method": "crop"})
     per_token = path.stat().st_size / lengths.sum()

@@ -330,7 +330,7 @@ def record(rows=8, width=6):
     ids = [[5 + i] * int(mask[i].sum()) for i in range(rows)]
     selection = Selection(kept, scores, None, scores)
     dataset = [{"prompt": f"problem {i}"} for i in range(rows)]
-    return RolloutRecord(3, 0, ids, mask, selection, {}, dataset, make_tokenizer())
+    return RolloutRecord(3, dataset, ids, ids, mask, {}, make_tokenizer(), 0, selection)
 
 
 def test_histograms_hold_the_tokens_they_name():
