@@ -76,14 +76,7 @@ def prompt_texts(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
 def tokenize_variants(
     rows: Sequence[Mapping[str, Any]], kind: str, tokenize: Callable[[list], list[list[int]]]
 ) -> list[list[list[int]]]:
-    """
-    Token ids of every prompt of one kind, in one call to the tokenizer: for each row, for each of its prompts.
-
-    Args:
-        rows (sequence of mappings): Dataset rows.
-        kind (`str`): Kind of prompt.
-        tokenize (`Callable`): Takes a list of prompts, gives the ids of each.
-    """
+    """Token ids of every prompt of one kind, in one call to the tokenizer: for each row, for each of its prompts."""
     variants = [prompt_variants(row, kind) for row in rows]
     ids = iter(tokenize([prompt for row in variants for prompt in row]))
     return [[next(ids) for _ in row] for row in variants]
@@ -97,12 +90,6 @@ def draw_negatives(
 
     The draw for a response depends on the seed, the step and its place in the global batch, and so neither on the
     number of processes nor on what was drawn before: a resumed run draws the same.
-
-    Args:
-        batch_prompt_ids (sequence of token id lists): Prompt of every response in the global batch.
-        rows (sequence of `int`): Places in it for which to draw.
-        count (`int`): Prompts to draw for each, without repetition.
-        seed, step (`int`): Seed of the run, and its global step.
 
     Returns:
         For each of `rows`, `count` prompts as token ids, none with the text of the row's own.
@@ -145,15 +132,7 @@ def render_prompts(
     chat_template_kwargs: dict | None = None,
     add_generation_prompt: bool = True,
 ) -> list[list[int]]:
-    """
-    Token ids of prompts, chat messages or plain text, as the trainer will sample from them.
-
-    Args:
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): The student's.
-        prompts (sequence): All chat messages or all plain text.
-        chat_template_kwargs (`dict`, *optional*): Passed to the chat template.
-        add_generation_prompt (`bool`): Whether to open the response.
-    """
+    """Token ids of prompts, chat messages or plain text, as the trainer will sample from them."""
     if not prompts:
         return []
     if isinstance(prompts[0], str):
@@ -173,11 +152,6 @@ def generation_suffix(
     """
     Token ids that the chat template puts after the user's turn to open the response, or `None` for plain prompts and
     for templates that rewrite what came before.
-
-    Args:
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): The student's.
-        prompt: Chat messages or plain text.
-        chat_template_kwargs (`dict`, *optional*): Passed to the chat template.
     """
     if isinstance(prompt, str):
         return None
@@ -190,11 +164,6 @@ def check_rendering(column: str, ids: Sequence[int], suffix: Sequence[int] | Non
     """
     Raise `ValueError` when a prompt's rendering does not open the response with the same tokens as all others: the
     distributions after it would then differ for a reason that has nothing to do with the problem.
-
-    Args:
-        column (`str`): Where the prompt stands, for the message.
-        ids (sequence of `int`): Its rendered tokens.
-        suffix (sequence of `int`, *optional*): What [`generation_suffix`] found.
     """
     if suffix and list(ids[-len(suffix) :]) != list(suffix):
         raise ValueError(

@@ -306,11 +306,6 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         """
         Compute signals for responses that were sampled.
 
-        Args:
-            inputs (B dataset rows): One for each response.
-            prompt_ids, completion_ids (B lists of token ids): What was sampled from, and what was sampled.
-            needs (sequence of `str`): Names of signals.
-
         Returns:
             See [`~crop_trl.scoring.signals.collect_signals`].
         """

@@ -88,10 +88,6 @@ def topk_forward_kl(teacher, student, floor: float = 1e-8) -> torch.Tensor:
 
     Both sides' masses are floored at `floor` and renormalised over the union, so ids that only one side returned keep
     the divergence finite (a decision that the paper leaves open). Shape `[B, T]`.
-
-    Args:
-        teacher, student ([`~crop_trl.scoring.TopKLogprobs`] of shape `[B, T, K]`): The two distributions.
-        floor (`float`): Least mass of an entry.
     """
     teacher_probs, student_probs = _working(teacher.logprobs).exp(), _working(student.logprobs).exp()
     student_on_teacher, _ = _mass_at(teacher.token_ids, student.token_ids, student_probs)

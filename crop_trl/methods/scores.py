@@ -36,28 +36,14 @@ def _mean_of_present(values: torch.Tensor, present: torch.Tensor) -> torch.Tenso
 
 
 def semantic_divergence(signals: Signals, ctx: SelectionContext, scorer: str = "teacher") -> torch.Tensor:
-    """
-    How far a changed condition moves the distribution: JSD(P_o, P_c), the mean over several counterfactuals.
-
-    Args:
-        signals (`dict`): The scorer's, after the prompts concerned.
-        ctx ([`~crop_trl.methods.SelectionContext`]): Takes the measures.
-        scorer (`str`): `teacher` or `student`.
-    """
+    """How far a changed condition moves the distribution: JSD(P_o, P_c), the mean over several counterfactuals."""
     value = _mean_of_present(*_divergences(signals, scorer, "counterfactual"))
     ctx.measures["semantic_divergence"] = value
     return value
 
 
 def surface_divergence(signals: Signals, ctx: SelectionContext, scorer: str = "teacher") -> torch.Tensor:
-    """
-    How far mere rewording moves the distribution: JSD(P_o, P_p), the mean over several paraphrases.
-
-    Args:
-        signals (`dict`): The scorer's, after the prompts concerned.
-        ctx ([`~crop_trl.methods.SelectionContext`]): Takes the measures.
-        scorer (`str`): `teacher` or `student`.
-    """
+    """How far mere rewording moves the distribution: JSD(P_o, P_p), the mean over several paraphrases."""
     value = _mean_of_present(*_divergences(signals, scorer, "paraphrase"))
     ctx.measures["surface_divergence"] = value
     return value
@@ -68,11 +54,6 @@ def crop_score(signals: Signals, ctx: SelectionContext, scorer: str = "teacher")
     How much further a changed condition moves the distribution than a paraphrase does: JSD(P_o, P_c) - JSD(P_o, P_p).
 
     Equation "crop-score" of the paper; the mean over several counterfactuals.
-
-    Args:
-        signals (`dict`): The scorer's, after the prompts concerned.
-        ctx ([`~crop_trl.methods.SelectionContext`]): Takes the measures.
-        scorer (`str`): `teacher` or `student`.
     """
     return semantic_divergence(signals, ctx, scorer) - surface_divergence(signals, ctx, scorer)
 

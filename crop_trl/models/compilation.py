@@ -17,9 +17,6 @@ def compile_layers(model: torch.nn.Module) -> None:
     compiled one by one rather than the model as a whole, so that a deep model takes no longer than one of its layers,
     checkpointing works as before, and names and weights stay what they were.
 
-    Args:
-        model ([`~torch.nn.Module`]): A Transformers model, or a wrapper of one, before it runs.
-
     Raises:
         `ValueError`: nothing in it is a decoder layer as Transformers marks them.
     """

@@ -7,16 +7,7 @@ from accelerate import Accelerator
 
 
 def gather_ragged(values: torch.Tensor, accelerator: Accelerator) -> torch.Tensor:
-    """
-    Concatenate the 1-D tensors of all processes, which may differ in length.
-
-    Args:
-        values (`torch.Tensor` of shape `[n]`): This process's values; n may be 0.
-        accelerator ([`~accelerate.Accelerator`]): Tells which processes there are.
-
-    Returns:
-        1-D `torch.Tensor`, in the order of the processes, the same on each.
-    """
+    """Concatenate the 1-D tensors of all processes, which may differ in length, in the order of the processes."""
     if accelerator.num_processes == 1:
         return values
     lengths = accelerator.gather(torch.tensor([values.numel()], device=values.device)).tolist()
@@ -46,14 +37,7 @@ class RunningMeans:
         self._sums: dict[str, list[torch.Tensor]] = {}
 
     def add(self, name: str, values: torch.Tensor, mask: torch.Tensor | None = None) -> None:
-        """
-        Add `values` (those where `mask` is set), to be averaged over every element ever added under `name`.
-
-        Args:
-            name (`str`): Metric.
-            values (`torch.Tensor`): Of any shape.
-            mask (`torch.BoolTensor`, *optional*): Of the same shape; by default all count.
-        """
+        """Add `values` (those where `mask` is set), to be averaged over every element ever added under `name`."""
         values = values.detach().double() if values.device.type != "mps" else values.detach().float()
         if mask is None:
             total, count = values.sum(), torch.tensor(values.numel(), device=values.device)

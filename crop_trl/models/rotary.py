@@ -16,9 +16,6 @@ def restore_rotary_frequencies(model: torch.nn.Module) -> None:
 
     Warns when they were rounded. Modules that do not follow Transformers' form (a buffer named `inv_freq`, made from
     `config` alone) are left as they are.
-
-    Args:
-        model ([`~torch.nn.Module`]): Changed in place, on whatever device it is.
     """
     rounded = False
     for module in model.modules():

@@ -80,10 +80,6 @@ def gather_by_layer(model: torch.nn.Module, accelerator: Accelerator) -> None:
     student's update is bound by that. An adapter's student is left as it is: where some weights of a layer are trained
     and others not, DeepSpeed drops some that the backward pass needs, unless checkpointing repeats the forward. Called
     before DeepSpeed wraps the model.
-
-    Args:
-        model (`torch.nn.Module`): Student or teacher.
-        accelerator ([`~accelerate.Accelerator`]): Of the run.
     """
     kinds = {type(layer) for layer in decoder_layers(model)}
     alike = len({parameter.requires_grad for parameter in model.parameters()}) == 1
@@ -115,12 +111,6 @@ def load_whole() -> Iterator[None]:
 def shard_teacher(teacher: PreTrainedModel, accelerator: Accelerator) -> torch.nn.Module:
     """
     Spread a teacher's weights over all processes.
-
-    Args:
-        teacher ([`~transformers.PreTrainedModel`]):
-            In evaluation mode, patched by [`~crop_trl.scoring.head.add_token_head`].
-        accelerator ([`~accelerate.Accelerator`]):
-            Of a run under ZeRO-3 or FSDP2.
 
     Returns:
         `torch.nn.Module` to call in its place.

@@ -76,10 +76,6 @@ def add_token_head(model: PreTrainedModel) -> None:
     entropy carry gradient and only the chosen positions are ever projected, forward or backward, on any device. With
     `top_k` the K most likely entries are returned, without gradient; `as_trained` rounds them as the pass without it
     does. Patching twice changes nothing.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`]):
-            A causal language model, before DDP, FSDP, DeepSpeed or PEFT wrap it (for a PEFT model: its base model).
     """
     if has_token_head(model):
         return

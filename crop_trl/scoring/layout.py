@@ -26,10 +26,6 @@ def group_by_length(lengths: Sequence[int], tokens_per_batch: int) -> list[list[
     Of all ways to cut them in order of length it takes the one with the least padding, where each further batch counts
     as much as 512 tokens.
 
-    Args:
-        lengths (sequence of `int`): Tokens of each sequence.
-        tokens_per_batch (`int`): Budget; a sequence longer than it gets a batch of its own.
-
     Returns:
         `list[list[int]]`: Indices of each batch, longest sequences first, so that memory peaks at once.
     """
@@ -62,10 +58,6 @@ def split_balanced(lengths: Sequence[int], num_batches: int) -> list[list[int]]:
 
     Every process gets the same number of forward and backward passes this way, which collective operations need, while
     batches of short responses hold more of them.
-
-    Args:
-        lengths (sequence of `int`): Tokens of each sequence, at least `num_batches` of them.
-        num_batches (`int`): Number of batches.
 
     Returns:
         `list[list[int]]`: Indices of each batch, longest sequences first.
@@ -140,27 +132,10 @@ def pack(
     pad_to_multiple_of: int = 1,
 ) -> PackedBatch:
     """
-    Lay out some of the sequences.
+    Lay out some of the sequences, on the CPU; of their responses, `keep` `[B, T]` says what to project, by default all.
 
-    Args:
-        prompt_ids, completion_ids (sequences of B token id lists):
-            All sequences; lengths alone say what is padding, so a pad token that is also the EOS token is kept.
-        rows (sequence of `int`):
-            Which of them to lay out.
-        pad_token_id (`int`):
-            Any valid id.
-        keep (`torch.BoolTensor` of shape `[B, T]` on the CPU, *optional*):
-            Response positions to project; by default all.
-        with_attention_mask (`bool`, *optional*, defaults to `False`):
-            Also make a mask, for models whose real positions do see what follows them.
-        pad_to_multiple_of (`int`, *optional*, defaults to `1`):
-            Round L up to a multiple of this.
-
-    Returns:
-        [`PackedBatch`] on the CPU.
-
-    Raises:
-        `ValueError`: a prompt without tokens, whose first response token nothing predicts.
+    Lengths alone say what is padding, so a pad token that is also the EOS token is kept. Raises `ValueError` for a
+    prompt without tokens, whose first response token nothing predicts.
     """
     lengths = [len(prompt_ids[i]) + len(completion_ids[i]) for i in rows]
     width = padded_length(max(lengths, default=0), pad_to_multiple_of)

@@ -16,14 +16,7 @@ def dtype_of(value) -> torch.dtype | None:
 
 
 def quantization_config(quantization: str, compute_dtype: str | torch.dtype) -> BitsAndBytesConfig:
-    """
-    How bitsandbytes stores a teacher: LLM.int8 for `"8bit"`, NF4 for `"4bit"`; the output head stays as it is.
-
-    Args:
-        quantization (`str`): One of [`QUANTIZATIONS`].
-        compute_dtype (`str` or `torch.dtype`): Type of the arithmetic with 4-bit weights, such as `"bfloat16"`; where
-            it names none, as `"auto"`, it is `"bfloat16"`.
-    """
+    """How bitsandbytes stores a teacher: LLM.int8 for `"8bit"`, NF4 for `"4bit"`; the output head stays as it is."""
     if quantization == "8bit":
         return BitsAndBytesConfig(load_in_8bit=True)
     return BitsAndBytesConfig(

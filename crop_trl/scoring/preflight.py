@@ -62,23 +62,8 @@ def run_preflight(
     """
     Check a teacher on one row of the dataset, in two calls of [`~crop_trl.scoring.Scorer.score`].
 
-    Args:
-        scorer ([`~crop_trl.scoring.Scorer`]): The teacher.
-        row (dataset row): With every kind of prompt in `kinds`.
-        kinds (sequence of `str`): Kinds of prompt that the method reads, `"original"` first.
-        tokenize (`Callable`): Renders prompts as training does.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): The student's.
-        top_k (`int`): K that is asked for.
-        vocab_size (`int`): Entries that the student can sample, with rows that only pad its head.
-        student_ends (iterable of `int`): Tokens that end a response in sampling.
-        chat_template_kwargs (`Mapping`, *optional*): Passed to the chat template.
-
-    Returns:
-        [`PreflightReport`]
-
-    Raises:
-        `ValueError`: in one sentence, a prompt that is rendered otherwise than the original, fewer entries than K,
-        scores that are not finite, or scores that depend on what else is in the batch.
+    Raises `ValueError` for a prompt that is rendered otherwise than the original, fewer entries than K, scores that are
+    not finite, or scores that depend on what else is in the batch.
     """
     prompts = {kind: tokenize_variants([row], kind, tokenize)[0] for kind in kinds}
     _check_renderings(prompts, row, tokenizer, chat_template_kwargs)

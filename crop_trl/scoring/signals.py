@@ -11,14 +11,7 @@ from . import Scorer
 
 
 def check_scored(scored, batch: int, scorer: str) -> None:
-    """
-    Raise `ValueError` unless a scorer returned what [`TopKLogprobs`] promises for `batch` responses.
-
-    Args:
-        scored: What the scorer returned.
-        batch (`int`): Number of responses, B.
-        scorer (`str`): `teacher` or `student`, for the message.
-    """
+    """Raise `ValueError` unless a scorer returned what [`TopKLogprobs`] promises for `batch` responses."""
     what = f"The {scorer} scorer returned"
     if not isinstance(scored, TopKLogprobs):
         raise ValueError(f"{what} a {type(scored).__name__}; it must return a TopKLogprobs.")
@@ -63,16 +56,6 @@ def collect_signals(
     Score the responses after every prompt that is asked for.
 
     All prompts of one scorer go to it as a single list, so that it can batch them by length together.
-
-    Args:
-        needs (sequence of `str`):
-            Names of signals.
-        scorers (mapping from `str` to [`Scorer`]):
-            By the part of a name before the slash.
-        prompt_ids (mapping from `str` to B lists of prompts):
-            By kind; each row has one prompt or more of a kind, as token ids.
-        completion_ids (B lists of token ids):
-            The responses.
 
     Returns:
         [`~crop_trl.methods.Signals`]: one entry for each need, `[B, T, K]`, aligned on the response. Where some row has

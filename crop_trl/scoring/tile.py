@@ -62,15 +62,9 @@ def _topk_in_chunks(logits: torch.Tensor, maxima: torch.Tensor, k: int) -> tuple
 
 def tile_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """
-    Log-normaliser and the K largest logits of each row.
+    Log-normaliser `[N, 1]` of fp32 logits `[N, V]`, the K largest of each row `[N, K]`, falling, and their ids.
 
-    Args:
-        logits (`torch.Tensor` of shape `[N, V]`): In fp32.
-        k (`int`): At most V; 0 returns none.
-
-    Returns:
-        `(log_normalizer [N, 1] fp32, values [N, K] fp32, indices [N, K] int64)`, values falling. Which of several
-        equal logits come last into the K is not specified.
+    Which of several equal logits come last into the K is not specified.
     """
     # Where the K chunks would be most of the row, there is nothing to gain.
     if triton is None or not logits.is_cuda or 2 * k * _CHUNK > logits.size(1) or logits.stride(1) != 1:

@@ -14,9 +14,6 @@ def head_transform(config) -> tuple[float | None, float]:
     """
     What a model's own forward does to its logits after the output head.
 
-    Args:
-        config (`PretrainedConfig`): Model configuration, text or multimodal.
-
     Returns:
         `(softcap, scale)`: logits are `z = head(h) * scale`, then `softcap * tanh(z / softcap)` unless it is `None`.
     """
@@ -68,26 +65,11 @@ def topk_projection(
     """
     Project hidden states onto the vocabulary, a tile of rows at a time, and keep what scoring needs.
 
-    Peak memory is a few tiles, whatever the number of positions: the `[N, V]` logits never exist.
+    Peak memory is a few tiles, whatever the number of positions: the `[N, V]` logits never exist. `as_trained` rounds
+    logits to the type of `hidden`, as the training pass does, where they could be had in fp32.
 
-    Args:
-        hidden (`torch.Tensor` of shape `[N, H]`):
-            Final hidden states that predict the targets.
-        weight (`torch.Tensor` of shape `[V, H]`):
-            Output head; every row counts in the softmax, rows that only pad the vocabulary too.
-        target_ids (`torch.Tensor` of shape `[N]`):
-            Tokens whose log-probability is wanted.
-        top_k (`int`):
-            Entries to return, at most V of them; 0 returns none.
-        bias (`torch.Tensor` of shape `[V]`, *optional*), softcap, scale:
-            See [`head_transform`].
-        as_trained (`bool`, *optional*, defaults to `False`):
-            Round logits to the type of `hidden`, as the training pass does, where they could be had in fp32.
-        tile_elements (`int`, *optional*):
-            Logits of a tile; by default what suits the device.
-
-    Returns:
-        `(token_ids [N, K] int32, logprobs [N, K] fp32, target_logprobs [N] fp32)`, K = min(top_k, V).
+    Shapes: hidden `[N, H]`, weight `[V, H]`, bias `[V]`, target_ids `[N]`; returned are token ids `[N, K]` (int32),
+    their log-probabilities `[N, K]` and those of the targets `[N]` (fp32), K = min(top_k, V).
     """
     n, vocab = hidden.size(0), weight.size(0)
     k = min(top_k, vocab)

@@ -80,14 +80,6 @@ def make_micro_batch(
     """
     Lay out some responses of a rollout.
 
-    Args:
-        rollout (`Rollout`): Where they come from.
-        rows (sequence of `int`): Which.
-        device (`torch.device`): Where to put the result.
-        layout (mapping): Keyword arguments of [`~crop_trl.scoring.layout.pack`]: padding, and whether to mask it.
-        keep (`torch.BoolTensor` of shape `[B, T]`, *optional*): The selection's mask on the CPU, to copy it once only.
-        num_items (`torch.Tensor`, *optional*): See [`MicroBatch`].
-
     Returns:
         [`MicroBatch`]
     """
@@ -119,17 +111,8 @@ def cut_rollout(
     """
     Cut a rollout batch into the micro-batches of its optimizer steps.
 
-    Every process gets `micro_batches` of them for each step, whatever the lengths of its responses.
-
-    Args:
-        rollout (`Rollout`): This process's responses.
-        windows (`int`): Optimizer steps that they feed. With more than one, rows are dealt to them at random.
-        micro_batches (`int`): Micro-batches of one step.
-        device, layout: See [`make_micro_batch`].
-        reduce (`Callable`): Sums a tensor over all processes.
-
-    Returns:
-        `list[MicroBatch]`, step by step.
+    They come step by step, `windows` steps, to which rows are dealt at random if there are several. Every process gets
+    `micro_batches` of them for each, whatever the lengths of its responses; `reduce` sums over processes.
     """
     keep = rollout.selection.mask.cpu()
     lengths = rollout.lengths
