@@ -18,7 +18,7 @@ import torch
 from accelerate.utils import gather_object
 from datasets import Dataset, IterableDataset
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PrinterCallback, ProgressCallback
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
@@ -33,7 +33,14 @@ from .scoring.signals import collect_signals
 from .scoring.student import make_student
 from .scoring.teacher import connect_teacher, make_teacher
 from .training import data
-from .training.callbacks import EngineGapWatch, RolloutRecord, StepCounter, notify_rollout
+from .training.callbacks import (
+    ConsoleLines,
+    EngineGapWatch,
+    PlainConsoleLines,
+    RolloutRecord,
+    StepCounter,
+    notify_rollout,
+)
 from .training.cards import ModelCards, describe_run
 from .training.checkpoints import WholeCheckpoints
 from .training.checks import check_output_dir, check_packages
@@ -162,6 +169,9 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
 
     def _add_callbacks(self) -> None:
         place_reports(self)
+        for standard, own in ((ProgressCallback, ConsoleLines), (PrinterCallback, PlainConsoleLines)):
+            if self.pop_callback(standard) is not None:
+                self.add_callback(own)
         self.add_callback(StepCounter(self))
         if self.args.use_vllm:
             self.add_callback(EngineGapWatch())

@@ -1,9 +1,12 @@
 """Callbacks of [`~crop_trl.CROPTrainer`]."""
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from transformers import TrainerCallback
+from tqdm import tqdm
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from ..methods import Selection
 from .responses import ScoredResponses
@@ -57,6 +60,37 @@ class EngineGapWatch(TrainerCallback):
                 "same precision.",
                 stacklevel=2,
             )
+
+
+# Of some fifty metrics, those that tell whether a run is well. What a run reports to gets all of them.
+_CONSOLE = (
+    *("loss", "grad_norm", "learning_rate", "distillation/gap_kept", "selection/retention_ratio", "entropy"),
+    *("completions/mean_length", "completions/clipped_ratio", "seconds/rollout", "seconds/scoring", "seconds/update"),
+    *("eval_loss", "eval_completions/mean_length", "train_loss", "train_runtime"),
+)
+
+
+def console_line(logs: Mapping[str, Any], state) -> str:
+    """A log entry for reading: a dozen metrics, rewards among them where there are any."""
+    rewards = [n for n in logs if n.endswith("/mean") and "rewards/" in n and not n.endswith("no_reward/mean")]
+    shown = [f"{name} {logs[name]:.4g}" for name in (*_CONSOLE, *rewards) if name in logs]
+    return f"step {state.global_step}/{state.max_steps}: {', '.join(shown)}"
+
+
+class ConsoleLines(ProgressCallback):
+    """The progress bar of transformers, with short lines between its steps."""
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if state.is_world_process_zero and logs:
+            tqdm.write(console_line(logs, state))
+
+
+class PlainConsoleLines(PrinterCallback):
+    """The same lines without a progress bar (`disable_tqdm`)."""
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if state.is_local_process_zero and logs:
+            print(console_line(logs, state))
 
 
 @dataclass

@@ -3,6 +3,7 @@
 import warnings
 
 import pytest
+from tiny import make_trainer
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from crop_trl.training.callbacks import EngineGapWatch
@@ -24,3 +25,14 @@ def test_warns_once_of_an_engine_that_samples_from_another_model():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         log(watch, 0.5)
+
+
+def test_console_lines_are_short(tmp_path, capsys):
+    for reward_funcs, shown in (([], False), ([lambda completions, **kwargs: [1.0] * len(completions)], True)):
+        trainer = make_trainer(tmp_path, reward_funcs=reward_funcs, max_steps=1, logging_steps=1, disable_tqdm=True)
+        trainer.train()
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step 1/1: loss")]
+        (line,) = lines
+        assert line.count(",") < 13 and "distillation/gap_kept" in line and "selection/retention_ratio 0." in line
+        assert ("reward" in line) == shown
+        assert len(trainer.state.log_history[0]) > 30
