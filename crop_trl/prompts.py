@@ -1,4 +1,4 @@
-"""Kinds of prompt: their names and columns, the prompts of a row, and how they are rendered.
+"""Kinds of prompt: their names and columns, the prompts of a row, the wrapper round a problem, the rendering.
 
 A response is read again after several kinds of prompt; its own token ids are the same after all. A dataset may hold
 several prompts of one kind, in a column with the plural name. Unrelated prompts (`negative`) have no column: they are
@@ -8,9 +8,12 @@ drawn from the batch itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from .files import read_object, write_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -110,6 +113,90 @@ def draw_negatives(
         picks = np.random.default_rng([seed + step, row]).choice(len(others), size=count, replace=False)
         drawn.append([list(others[i]) for i in picks])
     return drawn
+
+
+PLACEHOLDER = "{problem}"
+# Asks for \boxed{}, since that is where evaluation looks for the answer. Training, triplets and evaluation share it.
+DEFAULT_PROMPT_TEMPLATE = PLACEHOLDER + "\n\nWork through the problem and write the final answer inside \\boxed{}."
+# Lies beside a model that was trained with a wrapper, and says with which.
+TEMPLATE_FILE = "prompt_template.json"
+
+_MARGIN = " \t\n"  # not all of str.strip(): other white space is screened as control characters
+
+
+def check_template(template: str, setting: str = "prompt_template") -> str:
+    """Return `template`, or raise `ValueError`, naming `setting`, when it does not hold `{problem}` exactly once."""
+    if template.count(PLACEHOLDER) != 1:
+        raise ValueError(
+            f"`{setting}` must contain {PLACEHOLDER} exactly once, got {template!r}; for no wrapper, set it to "
+            f"'{PLACEHOLDER}'."
+        )
+    return template
+
+
+def wrap_problem(problem: str, template: str = DEFAULT_PROMPT_TEMPLATE) -> str:
+    """Put the answer-format wrapper around a bare problem. Braces in either text are left as they are."""
+    return template.replace(PLACEHOLDER, problem)
+
+
+def unwrap_problem(text: str, template: str = DEFAULT_PROMPT_TEMPLATE) -> str:
+    """
+    Take the answer-format wrapper off again, however often it is there; a text without it comes back unchanged.
+
+    Spaces, tabs and newlines around the text and at the ends of the wrapper's halves do not matter, and none are left
+    around what was wrapped.
+    """
+    before, after = (part.strip(_MARGIN) for part in template.split(PLACEHOLDER))
+    while before or after:
+        bare = text.strip(_MARGIN)
+        if len(bare) < len(before) + len(after) or not (bare.startswith(before) and bare.endswith(after)):
+            break
+        text = bare[len(before) : len(bare) - len(after)].strip(_MARGIN)
+    return text
+
+
+def save_template(folder: str | Path, template: str) -> None:
+    """Put the wrapper that a model was trained with beside the model."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    write_json(Path(folder) / TEMPLATE_FILE, {"prompt_template": check_template(template)})
+
+
+def saved_template(model: str | Path, hub: bool = True) -> str | None:
+    """
+    The wrapper that a model was trained with, where it is said.
+
+    Args:
+        model (`str` or `Path`): A folder, of a run or a checkpoint in it, or a name on the hub.
+        hub (`bool`, *optional*, defaults to `True`): Whether to look on the hub for what is no folder.
+
+    Returns:
+        `str` or `None`
+
+    Raises:
+        `ValueError`: the file beside the model is broken.
+    """
+    folder = Path(model)
+    if folder.is_dir():
+        # A checkpoint has what its run has.
+        folders = [folder, folder.absolute().parent] if folder.name.startswith("checkpoint-") else [folder]
+        file = next((f / TEMPLATE_FILE for f in folders if (f / TEMPLATE_FILE).is_file()), None)
+    else:
+        file = _from_hub(str(model)) if hub else None
+    if file is None:
+        return None
+    template = read_object(file, "mend it, or delete it to choose a wrapper yourself").get("prompt_template")
+    if not isinstance(template, str):
+        raise ValueError(f"{str(file)!r} holds no `prompt_template`; mend it, or delete it to choose one yourself.")
+    return check_template(template)
+
+
+def _from_hub(name: str) -> Path | None:
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(name, TEMPLATE_FILE))
+    except Exception:  # no such file, no such name, no network: the hub's errors have no common base
+        return None
 
 
 def is_chat(prompt, column: str) -> bool:

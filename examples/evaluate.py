@@ -3,7 +3,7 @@ r"""Evaluate a model as the paper does, grade a run again, or compare runs.
     python examples/evaluate.py --model Qwen/Qwen3-1.7B-Base --setting A \
         --benchmark AIME24 AIME25 AMC23 MATH-500 MATH-500-Clean --output runs/base
     python examples/evaluate.py --model examples/tiny_math/models/student --sampler hf \
-        --benchmark tiny-math --output runs/student
+        --benchmark tiny-math=examples/tiny_math/data/heldout.jsonl --output runs/student
     python examples/evaluate.py --regrade runs/base --clean audit/clean_ids.json
     python examples/evaluate.py --compare base=runs/base crop=runs/crop --reference base
 

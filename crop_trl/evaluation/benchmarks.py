@@ -1,4 +1,4 @@
-"""The benchmarks of section "Evaluation", the embedded task, and any JSONL file with `problem` and `answer`."""
+"""The benchmarks of section "Evaluation", and any JSONL file with `problem` and `answer`."""
 
 import hashlib
 import json
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from ..files import read_jsonl
-from ..triplets.record import DEFAULT_PROMPT_TEMPLATE
 from .grading.verdict import extract_boxed
 
 # The eight problems that the paper's audit takes out (table "Verified MATH-500 overlaps").
@@ -27,30 +26,18 @@ MATH_500_OVERLAPS = frozenset(
         "precalculus/285",
     )
 )
-TINY_MATH = Path(__file__).parents[2] / "examples" / "tiny_math" / "data" / "heldout.jsonl"
-# The wrapper that the embedded models were trained with.
-TINY_MATH_TEMPLATE = "{problem}\nGive the answer in \\boxed{}."
 DEFAULT_SAMPLES, DEFAULT_BASE_SEED = 8, 1000
 
 
 @dataclass(frozen=True)
 class Source:
-    """
-    Where a named benchmark comes from and how it is sampled (table "Evaluation decoding configurations").
-
-    Args:
-        dataset (`str`, *optional*): Hub dataset.
-        split (`str`): Its split.
-        samples (`int`): Samples per problem.
-        base_seed (`int`): Seed of the first sample; the following ones count up.
-        template (`str`): Answer-format wrapper that goes with it.
-    """
+    """A benchmark's hub dataset, its samples per problem and the seed of the first, those after it counting up (table
+    "Evaluation decoding configurations")."""
 
     dataset: str | None
     split: str = "test"
     samples: int = DEFAULT_SAMPLES
     base_seed: int = DEFAULT_BASE_SEED
-    template: str = DEFAULT_PROMPT_TEMPLATE
 
 
 NAMED: dict[str, Source] = {
@@ -58,7 +45,6 @@ NAMED: dict[str, Source] = {
     "AIME25": Source("math-ai/aime25"),
     "AMC23": Source("math-ai/amc23"),
     "MATH-500": Source("HuggingFaceH4/MATH-500", samples=4, base_seed=5000),
-    "tiny-math": Source(None, samples=4, template=TINY_MATH_TEMPLATE),
 }
 CLEAN = "-Clean"
 
@@ -75,23 +61,13 @@ class Example:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """
-    Problems and how they are sampled.
-
-    Args:
-        name (`str`): As in tables.
-        examples (`tuple` of [`Example`]): The problems.
-        samples (`int`): Samples per problem, the k of Mean@k and Pass@k.
-        base_seed (`int`): Seed of the first sample.
-        template (`str`): Answer-format wrapper.
-        store (`str`): Name under which its generations are kept; a clean subset shares those of the whole.
-    """
+    """Problems, and how many samples of each are drawn from which seed on. `store` is the name that its generations are
+    kept under; a clean subset shares those of the whole."""
 
     name: str
     examples: tuple[Example, ...]
     samples: int
     base_seed: int
-    template: str
     store: str
 
     @property
@@ -107,14 +83,7 @@ class Benchmark:
 
 
 def row_id(row: Mapping[str, Any], default: str, where: str) -> str:
-    """
-    The `id` of a row as text, `default` when it has none. Raises `ValueError` for what is no text or number.
-
-    Args:
-        row (mapping): A row of a file.
-        default (`str`): Id of a row that has none.
-        where (`str`): File and row, for the message.
-    """
+    """The `id` of a row as text, `default` when it has none. Raises `ValueError` for what is no text or number."""
     id = row.get("id")
     if id is None:
         return default
@@ -136,18 +105,8 @@ def row_answer(row: Mapping[str, Any], where: str) -> str | None:
 
 def example_from_row(row: Mapping[str, Any], number: int, where: str) -> Example:
     """
-    Read a row of any of the formats in use.
-
-    Args:
-        row (mapping): Has `problem`, `original_problem` or `question`; `answer`, or a `solution` with a box.
-        number (`int`): Its place from 0, the id of rows without one.
-        where (`str`): Named in messages.
-
-    Returns:
-        [`Example`]
-
-    Raises:
-        `ValueError`: no problem or no answer; the message counts rows from 1, as editors count lines.
+    Read a row with `problem`, `original_problem` or `question`, and `answer` or a `solution` with a box. Raises
+    `ValueError` where one is missing; the message counts rows from 1, as editors count lines.
     """
     place = f"{where}, row {number + 1}"
     problem = next((row[name] for name in ("problem", "original_problem", "question") if row.get(name)), None)
@@ -170,8 +129,8 @@ def load_benchmark(spec: str, samples: int | None = None, base_seed: int | None 
 
     Args:
         spec (`str`):
-            A name (`AIME24`, `AIME25`, `AMC23`, `MATH-500`, `MATH-500-Clean`, `tiny-math`), `NAME=FILE` (the name's
-            settings with problems from a file), or a JSONL file.
+            A name (`AIME24`, `AIME25`, `AMC23`, `MATH-500`, `MATH-500-Clean`), `NAME=FILE` (problems from a file, for a
+            known name with its settings), or a JSONL file.
         samples (`int`, *optional*):
             Samples per problem in place of the benchmark's own number.
         base_seed (`int`, *optional*):
@@ -210,7 +169,6 @@ def load_benchmark(spec: str, samples: int | None = None, base_seed: int | None 
         examples=tuple(examples),
         samples=samples or source.samples,
         base_seed=source.base_seed if base_seed is None else base_seed,
-        template=source.template,
         store=whole,
     )
     if not clean:
@@ -225,11 +183,10 @@ def load_benchmark(spec: str, samples: int | None = None, base_seed: int | None 
 
 
 def _read(name: str, source: Source, file: str) -> list[Example]:
-    if file or source.dataset is None:
-        path = Path(file) if file else TINY_MATH
-        if not path.is_file():
-            raise FileNotFoundError(f"`--benchmark` {name!r}: {str(path)!r} does not exist; give a JSONL file.")
-        rows, where = read_jsonl(path), str(path)
+    if file:
+        if not Path(file).is_file():
+            raise FileNotFoundError(f"`--benchmark` {name!r}: {file!r} does not exist; give a JSONL file.")
+        rows, where = read_jsonl(file), file
     else:
         import datasets
 

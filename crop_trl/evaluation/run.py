@@ -1,6 +1,7 @@
 """An evaluation run: generate what is missing, grade what is there, sum up."""
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ..files import read_object, write_json
-from ..triplets.record import check_template, wrap_problem
+from ..prompts import DEFAULT_PROMPT_TEMPLATE, check_template, saved_template, wrap_problem
 from .benchmarks import CLEAN, Benchmark, Example, without
 from .grading.verdict import extract_boxed, grade_many, require_algebra
 from .metrics import average_interval, bootstrap_interval, mean_at_k, pass_at_k
@@ -29,7 +30,9 @@ class Plan:
         model (`str`): Folder, hub name, or name on a server.
         sampler (`str`): `vllm`, `server` or `hf`.
         decoding ([`DecodingSettings`]): How to draw.
-        template (`str`, *optional*): Answer-format wrapper; by default each benchmark's own.
+        template (`str`, *optional*):
+            Answer-format wrapper; by default the one that lies beside the model, else
+            [`~crop_trl.prompts.DEFAULT_PROMPT_TEMPLATE`].
         batch_size (`int`, *optional*): Of the sampler.
         labels (`dict`): What else to write into the results, such as the method's name.
     """
@@ -43,9 +46,19 @@ class Plan:
     batch_size: int | None = None
     labels: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self):
+        saved = saved_template(self.model, hub=self.sampler != "server")
+        if saved is not None and self.template not in (None, saved):
+            print(
+                f"`--prompt_template` {self.template!r} is not the wrapper that {self.model!r} was trained with, "
+                f"{saved!r}; answers may suffer.",
+                file=sys.stderr,
+            )
+        self.template = check_template(self.template or saved or DEFAULT_PROMPT_TEMPLATE)
+
     def check(self) -> None:
         """
-        Raise `ValueError` for a wrong template, two benchmarks of one name, or a folder with another run's generations;
+        Raise `ValueError` for two benchmarks of one name, or a folder with another run's generations;
         `ImportError` when answers will need math-verify and it is not there.
         """
         names = [benchmark.name for benchmark in self.benchmarks]
@@ -60,15 +73,13 @@ class Plan:
             raise ValueError(
                 f"`--benchmark` names {' and '.join(same)} would share one file in `--output`; rename one."
             )
-        for benchmark in self.benchmarks:
-            check_template(self.template or benchmark.template)
         golds = [example.answer for benchmark in self.benchmarks for example in benchmark.examples]
         if not all(gold.lstrip("+-").isdigit() for gold in golds):
             require_algebra()
         for benchmark in self.stores():
             self.store(benchmark).check_settings()
         # Results name one model and one way to draw, so one folder holds no other.
-        shared = {"model": self.model, "sampler": self.sampler, **self.decoding.to_dict()}
+        shared = self.asked()
         for name in stored_names(self.output):
             stored = Store(self.output, name).settings()
             for setting in (setting for setting in shared if stored.get(setting) != shared[setting]):
@@ -90,16 +101,18 @@ class Plan:
         """Where the generations of a benchmark lie."""
         return Store(self.output, benchmark.store, self.settings(benchmark))
 
+    def asked(self) -> dict[str, Any]:
+        """What all benchmarks of a run have in common."""
+        names = {"model": self.model, "sampler": self.sampler, "prompt_template": self.template}
+        return {**names, **self.decoding.to_dict()}
+
     def settings(self, benchmark: Benchmark) -> dict[str, Any]:
         """What makes two runs' generations interchangeable."""
         settings = {
             "benchmark": benchmark.store,
             "problems": benchmark.fingerprint,
-            "model": self.model,
-            "sampler": self.sampler,
             "base_seed": benchmark.base_seed,
-            "prompt_template": self.template or benchmark.template,
-            **self.decoding.to_dict(),
+            **self.asked(),
         }
         if self.sampler == "hf":  # its draws depend on what shares a batch
             settings["batch_size"] = self.batch_size
@@ -145,7 +158,6 @@ def _draw_missing(plan: Plan, make_sampler: Callable[[], Sampler]) -> int:
         if wanted <= set(there):
             continue
         sampler = sampler or make_sampler()
-        template = plan.template or benchmark.template
         with tqdm(total=len(wanted), initial=len(wanted & set(there)), desc=benchmark.store, unit="response") as bar:
             for chunk in pending_chunks(benchmark, there, sampler.batch_size):
                 if sampler.independent:
@@ -160,7 +172,7 @@ def _draw_missing(plan: Plan, make_sampler: Callable[[], Sampler]) -> int:
                         store.append([_generation(example, sample, seeds[index], response)])
                         bar.update()
 
-                sampler.sample([wrap_problem(example.problem, template) for example, _ in asked], seeds, done)
+                sampler.sample([wrap_problem(example.problem, plan.template) for example, _ in asked], seeds, done)
                 drawn += len(asked)
         store.close()
     return drawn
@@ -238,6 +250,7 @@ def evaluate(plan: Plan, pass_k: Sequence[int] = ()) -> dict[str, Any]:
     results: dict[str, Any] = {
         "model": plan.model,
         "sampler": plan.sampler,
+        "prompt_template": plan.template,
         "decoding": plan.decoding.to_dict(),
         **plan.labels,
         "benchmarks": {},
@@ -288,6 +301,7 @@ def regrade(output: str | Path, benchmarks: Sequence[Benchmark] = (), pass_k: Se
     results = {
         "model": settings["model"],
         "sampler": settings["sampler"],
+        "prompt_template": settings["prompt_template"],
         "decoding": {name: settings[name] for name in DecodingSettings().to_dict()},
         **{name: stored[name] for name in ("label", "setting", "training") if name in stored},
         "benchmarks": {},
@@ -328,8 +342,7 @@ def _stored_benchmark(folder: Path, name: str) -> Benchmark:
         unique = generation.id if generation.id.startswith("test/") else None
         examples.setdefault(generation.id, Example(generation.id, "", generation.gold, unique))
     samples = max((sample for _, sample in generations), default=0) + 1
-    settings = store.settings()
-    return Benchmark(name, tuple(examples.values()), samples, settings["base_seed"], settings["prompt_template"], name)
+    return Benchmark(name, tuple(examples.values()), samples, store.settings()["base_seed"], name)
 
 
 def load_results(run: str | Path) -> dict[str, Any]:

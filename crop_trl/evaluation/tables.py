@@ -19,6 +19,10 @@ def _interval(interval: list[float] | tuple[float, float]) -> str:
     return f"{percent(interval[0], 1)} to {percent(interval[1], 1)}"
 
 
+def _one_line(template: str) -> str:
+    return template.replace("\n", "⏎")
+
+
 def run_markdown(results: Mapping[str, Any]) -> str:
     """
     The results of one run.
@@ -35,8 +39,8 @@ def run_markdown(results: Mapping[str, Any]) -> str:
         f"# {results.get('label') or results['model']}",
         "",
         f"`{results['model']}`, {results['sampler']} sampler, temperature {decoding['temperature']}, top-p "
-        f"{decoding['top_p']}, at most {decoding['max_tokens']} new tokens, {thinking}. In brackets: bootstrap 95 % "
-        "intervals over problems.",
+        f"{decoding['top_p']}, at most {decoding['max_tokens']} new tokens, {thinking}; prompts "
+        f"`{_one_line(results['prompt_template'])}`. In brackets: bootstrap 95 % intervals over problems.",
         "",
     ]
     rows = []
@@ -199,5 +203,9 @@ def comparison_markdown(runs: Mapping[str, Mapping[str, Any]], reference: str | 
         "In brackets: bootstrap 95 % intervals over problems; p: two-sided paired permutation test over problems. "
         "Both are about these checkpoints, not about other training seeds.\n"
     )
+    templates = {run: results.get("prompt_template") for run, results in runs.items()}
+    if len(set(templates.values()) - {None}) > 1:
+        said = "; ".join(f"{run} `{_one_line(template)}`" for run, template in templates.items() if template)
+        lines.append(f"The runs were asked with different prompts: {said}.\n")
     lines += ["## Diagnostics", "", diagnostics_table(runs)]
     return "\n".join(lines)

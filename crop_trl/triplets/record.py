@@ -15,47 +15,11 @@ from typing import Any
 import datasets
 
 from ..files import looks_like_path, read_jsonl
-
-PLACEHOLDER = "{problem}"
-# Asks for \boxed{}, since that is where evaluation looks for the answer. Training, triplets and evaluation share it.
-DEFAULT_PROMPT_TEMPLATE = PLACEHOLDER + "\n\nWork through the problem and write the final answer inside \\boxed{}."
-
-_MARGIN = " \t\n"  # not all of str.strip(): other white space is screened as control characters
+from ..prompts import DEFAULT_PROMPT_TEMPLATE, check_template, wrap_problem
 
 PROBLEM_FIELDS = ("original_problem", "paraphrase_problem", "counterfactual_problem")
 PROMPT_COLUMNS = ("prompt", "paraphrase_prompt", "counterfactual_prompt")
 FLAGS = ("triplet_complete", "usable_for_training", "validation_passed")
-
-
-def check_template(template: str, setting: str = "prompt_template") -> str:
-    """Return `template`, or raise `ValueError`, naming `setting`, when it does not hold `{problem}` exactly once."""
-    if template.count(PLACEHOLDER) != 1:
-        raise ValueError(
-            f"`{setting}` must contain {PLACEHOLDER} exactly once, got {template!r}; for no wrapper, set it to "
-            f"'{PLACEHOLDER}'."
-        )
-    return template
-
-
-def wrap_problem(problem: str, template: str = DEFAULT_PROMPT_TEMPLATE) -> str:
-    """Put the answer-format wrapper around a bare problem. Braces in either text are left as they are."""
-    return template.replace(PLACEHOLDER, problem)
-
-
-def unwrap_problem(text: str, template: str = DEFAULT_PROMPT_TEMPLATE) -> str:
-    """
-    Take the answer-format wrapper off again, however often it is there; a text without it comes back unchanged.
-
-    Spaces, tabs and newlines around the text and at the ends of the wrapper's halves do not matter, and none are left
-    around what was wrapped.
-    """
-    before, after = (part.strip(_MARGIN) for part in template.split(PLACEHOLDER))
-    while before or after:
-        bare = text.strip(_MARGIN)
-        if len(bare) < len(before) + len(after) or not (bare.startswith(before) and bare.endswith(after)):
-            break
-        text = bare[len(before) : len(bare) - len(after)].strip(_MARGIN)
-    return text
 
 
 @dataclass

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .record import DEFAULT_PROMPT_TEMPLATE, load_records, unwrap_problem
+from ..prompts import DEFAULT_PROMPT_TEMPLATE, unwrap_problem
+from .record import load_records
 from .settings import TripletSettings
 from .validation import unclean_reason
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..prompts import unwrap_problem
 from .reading import CONFIDENCES
-from .record import unwrap_problem
 
 # --- checks without a model ------------------------------------------------------------------------------------------
 

@@ -26,8 +26,10 @@ import torch
 import torch.nn.functional as F
 import transformers
 from problems import sample_problem, training_example
-from tokenizer import ASSISTANT, END, PAD, USER, build_tokenizer, save_tokenizer, wrap
+from tokenizer import ASSISTANT, END, PAD, PROMPT_TEMPLATE, USER, build_tokenizer, save_tokenizer, wrap
 from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from crop_trl.prompts import save_template
 
 MODELS = Path(__file__).parent / "models"
 WIDTH = 120  # tokens of prompt and response together, the longest example is a little shorter
@@ -186,6 +188,7 @@ def make_model(name: str, recipe: dict, seed: int, device: torch.device, workers
     folder = output / name
     model.to(torch.bfloat16).save_pretrained(folder)
     save_tokenizer(tokenizer, folder)
+    save_template(folder, PROMPT_TEMPLATE)
     minutes = (time.time() - start) / 60
     saved = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
     note = {

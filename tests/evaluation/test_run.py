@@ -4,6 +4,7 @@ import errno
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 from crop_trl.evaluation.run import load_results, score, stored_benchmarks, training_diagnostics
 from crop_trl.evaluation.store import Generation, Store, drawing_in, pending_chunks
+from crop_trl.prompts import TEMPLATE_FILE, save_template
 
 from .server import ChatServer
 
@@ -123,6 +125,28 @@ def test_server_run_regrade_and_compare(benchmark, tmp_path):
     assert "| after | **100.00** | **100.00** | **100.00** |" in done.stdout
     table = json.loads((tmp_path / "both" / "comparison.json").read_text())
     assert table["reference"] == "before" and table["runs"]["after"]["difference"]["p_value"] < 0.01
+
+
+def test_the_prompt_wrapper_comes_with_the_model(benchmark, tmp_path):
+    run_folder = tmp_path / "trained"
+    save_template(run_folder, "{problem} In a \\boxed{}, please.")
+    model = run_folder / "checkpoint-7"
+    model.mkdir()
+    server = ChatServer(answer, model=str(model))
+    arguments = [*server_arguments(server, benchmark, tmp_path / "out"), "--model", model]
+    done = run(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert server.requests[0]["messages"][0]["content"].endswith("? In a \\boxed{}, please.")
+    assert "`{problem} In a \\boxed{}, please.`" in done.stdout and "was trained with" not in done.stderr
+    done = run(*arguments, "--prompt_template", "{problem} Box it.", "--output", tmp_path / "other")
+    assert done.returncode == 0 and "is not the wrapper that" in done.stderr and "please" in done.stderr
+    assert server.requests[-1]["messages"][0]["content"].endswith("? Box it.")
+    server.close()
+    done = run("--compare", f"a={tmp_path / 'out'}", f"b={tmp_path / 'other'}")
+    assert "asked with different prompts: a `{problem} In a" in done.stdout
+    (run_folder / TEMPLATE_FILE).write_text("[]")
+    done = run(*arguments)
+    assert done.returncode == 1 and "mend it, or delete it" in done.stderr and "Traceback" not in done.stderr
 
 
 def holding_after(count: int) -> tuple[ChatServer, threading.Event]:
@@ -249,87 +273,69 @@ def test_subset_that_was_evaluated_alone_keeps_its_name(tmp_path):
     assert score(subset, Store(tmp_path, "sums").read())["average_length"] is None
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([], "exactly one of `--model`, `--regrade` and `--compare`"),
-        (["--model", "m", "--benchmark", "tiny-math"], "`--output` is not set"),
-        (["--model", "m", "--benchmark", "nothing", "--output", "OUT"], "'nothing' is unknown"),
-        (["--model", "m", "--output", "OUT"], "`--benchmark` names nothing"),
-        (["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--sampler", "server"], "`--server_url`"),
-        (["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--top_p", "0"], "`top_p` is 0.0"),
-        (
-            ["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--prompt_template", "x"],
-            "`prompt_template`",
-        ),
-        (["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--clean", "no.json"], "`--clean` 'no.json'"),
-        (
-            ["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--training_run", "OUT"],
-            "trainer_state.json",
-        ),
-        (
-            ["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--temperature", "nan"],
-            "`temperature` is nan",
-        ),
-        (["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--top_p", "nan"], "`top_p` is nan"),
-        (["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--max_tokens", "0"], "`max_tokens` is 0"),
-        (["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--samples", "0"], "`samples` is 0"),
-        (["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--base_seed", "-1"], "`base_seed` is -1"),
-        (["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--batch_size", "-3"], "`--batch_size` is -3"),
-        (["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--batch_size", "0"], "`--batch_size` is 0"),
-        (
-            ["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--pass_k", "2", "5"],
-            "`--pass_k` is 5, and tiny-math has 4 samples",
-        ),
-        (["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--pass_k", "0"], "`--pass_k` is 0"),
-        (
-            ["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--sampler", "hf", "--dtype", "float99"],
-            "`dtype` is 'float99': choose float32, bfloat16, float16",
-        ),
-        (
-            ["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--dtype", "float32"],
-            "`--dtype` is for `--sampler hf`, and the sampler is vllm",
-        ),
-        (["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--vllm_options", "[1"], "`--vllm_options`"),
-        (["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--vllm_options", "[1]"], "`--vllm_options`"),
-        (
-            ["--model", "m", "--benchmark", "a/b=SUMS", "a_b=SUMS", "--output", "OUT"],
-            "`--benchmark` names a/b and a_b would share one file",
-        ),
-        (["--model", "m", "--benchmark", "tiny-math", "--output", "FILE"], "is a file: name a folder"),
-        (["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--clean", "CUT"], "is not whole JSON"),
-        (
-            ["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--clean", "LIST"],
-            "holds a JSON list, not an",
-        ),
-        (
-            ["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--clean", "FLAT"],
-            "no list of ids for 'tiny-math'",
-        ),
-        (["--model", "m", "--benchmark", "tiny-math", "--output", "OUT", "--label", "a|b"], "`--label` 'a|b'"),
-        (["--compare", "a\nb=OUT"], "`--compare` 'a\\nb' is no name for a table"),
-        (["--compare", "CUTRUN"], "is not whole JSON"),
-        (["--compare", "nowhere"], "has no results.json"),
-        (["--regrade", "nowhere"], "holds no generations"),
-    ],
-)
-def test_mistakes_get_one_sentence(arguments, words, tmp_path, monkeypatch):
+RUN = "--model m --benchmark sums=SUMS --output OUT "
+# Arguments, and what is said; capital names are files and folders.
+MISTAKES = {
+    "": "exactly one of `--model`, `--regrade` and `--compare`",
+    "--model m --benchmark sums=SUMS": "`--output` is not set",
+    "--model m --benchmark nothing --output OUT": "'nothing' is unknown",
+    "--model m --output OUT": "`--benchmark` names nothing",
+    "--model m --benchmark a/b=SUMS a_b=SUMS --output OUT": "`--benchmark` names a/b and a_b would share one file",
+    "--model m --benchmark sums=SUMS --output FILE": "is a file: name a folder",
+    RUN + "--sampler server": "`--server_url`",
+    RUN + "--prompt_template x": "`prompt_template`",
+    RUN + "--training_run OUT": "trainer_state.json",
+    RUN + "--temperature nan": "`temperature` is nan",
+    RUN + "--top_p 0": "`top_p` is 0.0",
+    RUN + "--top_p nan": "`top_p` is nan",
+    RUN + "--max_tokens 0": "`max_tokens` is 0",
+    RUN + "--samples 0": "`samples` is 0",
+    RUN + "--base_seed -1": "`base_seed` is -1",
+    RUN + "--batch_size -3": "`--batch_size` is -3",
+    RUN + "--batch_size 0": "`--batch_size` is 0",
+    RUN + "--pass_k 2 9": "`--pass_k` is 9, and sums has 8 samples",
+    RUN + "--pass_k 0": "`--pass_k` is 0",
+    RUN + "--sampler hf --dtype float99": "`dtype` is 'float99': choose float32, bfloat16, float16",
+    RUN + "--dtype float32": "`--dtype` is for `--sampler hf`, and the sampler is vllm",
+    RUN + "--vllm_options [1": "`--vllm_options`",
+    RUN + "--vllm_options [1]": "`--vllm_options`",
+    RUN + "--clean no.json": "`--clean` 'no.json'",
+    RUN + "--clean CUT": "is not whole JSON",
+    RUN + "--clean LIST": "holds a JSON list, not an",
+    RUN + "--clean FLAT": "no list of ids for 'sums'",
+    RUN + "--label a|b": "`--label` 'a|b'",
+    "--compare a\nb=OUT": "`--compare` 'a\\nb' is no name for a table",
+    "--compare CUTRUN": "is not whole JSON",
+    "--compare nowhere": "has no results.json",
+    "--regrade nowhere": "holds no generations",
+}
+
+
+def test_mistakes_get_one_sentence(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(SCRIPT.parent)
     import evaluate
 
-    files = {"CUT": '{"tiny-math": ["1", ', "LIST": '["1"]', "FLAT": '{"tiny-math": "1"}', "FILE": ""}
+    files = {
+        "CUT": '{"sums": ["1", ',
+        "LIST": '["1"]',
+        "FLAT": '{"sums": "1"}',
+        "FILE": "",
+        "SUMS": '{"problem": "p", "answer": "1"}\n',
+        "CUTRUN/results.json": '{"benchmarks": {',
+    }
+    (tmp_path / "CUTRUN").mkdir()
     for name, content in files.items():
         (tmp_path / name).write_text(content)
-    (tmp_path / "CUTRUN").mkdir()
-    (tmp_path / "CUTRUN" / "results.json").write_text('{"benchmarks": {')
-    (tmp_path / "SUMS").write_text('{"problem": "p", "answer": "1"}\n')
-    arguments = [argument.replace("=SUMS", f"={tmp_path / 'SUMS'}") for argument in arguments]
-    paths = {"OUT": tmp_path / "run", **{name: tmp_path / name for name in (*files, "CUTRUN")}}
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", *(str(paths.get(argument, argument)) for argument in arguments)])
-    with pytest.raises(SystemExit) as stopped:
-        evaluate.main()
-    assert words in str(stopped.value) and "\n" not in str(stopped.value)
-    assert not (tmp_path / "run").exists()  # nothing was started
+    wrong = []
+    for arguments, words in MISTAKES.items():
+        given = re.sub(r"\b[A-Z]{3,}\b", lambda name: str(tmp_path / name.group()), arguments)
+        monkeypatch.setattr(sys, "argv", ["evaluate.py", *given.split(" ")] if given else ["evaluate.py"])
+        with pytest.raises(SystemExit) as stopped:
+            evaluate.main()
+        said = str(stopped.value)
+        if words not in said or "\n" in said or (tmp_path / "OUT").exists():  # nothing is started
+            wrong.append(f"{arguments!r}: {said}")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_server_that_is_not_there_or_serves_another_model(benchmark, tmp_path):
@@ -376,7 +382,7 @@ def test_killed_hugging_face_run_ends_like_an_uninterrupted_one(tmp_path):
 def test_chunks_do_not_depend_on_what_is_done():
     from crop_trl.evaluation.benchmarks import Benchmark, Example
 
-    toy = Benchmark("t", tuple(Example(str(n), "p", "1") for n in range(5)), 2, 0, "{problem}", "t")
+    toy = Benchmark("t", tuple(Example(str(n), "p", "1") for n in range(5)), 2, 0, "t")
     everything = pending_chunks(toy, [], 2)
     assert [len(chunk) for chunk in everything] == [2, 2, 1, 2, 2, 1]
     done = [("0", 0), ("1", 0), ("2", 0), ("4", 1)]

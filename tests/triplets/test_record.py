@@ -7,18 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crop_trl.files import FileFormatError, read_jsonl
+from crop_trl.prompts import DEFAULT_PROMPT_TEMPLATE, check_template, unwrap_problem, wrap_problem
 from crop_trl.triplets.record import (
-    DEFAULT_PROMPT_TEMPLATE,
     FLAGS,
     PROBLEM_FIELDS,
     PROMPT_COLUMNS,
     build_dataset,
-    check_template,
     load_records,
     load_triplets,
     reason_to_drop,
-    unwrap_problem,
-    wrap_problem,
 )
 from crop_trl.triplets.source import DAPO_TEMPLATE
 

@@ -11,9 +11,10 @@ import pytest
 from triplets.running import KEY, every_plan, generate, records_by_id, served
 from triplets.scripted_server import PLANS
 
+from crop_trl.prompts import DEFAULT_PROMPT_TEMPLATE, wrap_problem
 from crop_trl.triplets.ledger import read_entries
 from crop_trl.triplets.outputs import OutputDirectory
-from crop_trl.triplets.record import DEFAULT_PROMPT_TEMPLATE, load_triplets, wrap_problem
+from crop_trl.triplets.record import load_triplets
 
 
 def test_every_plan_ends_in_its_status(start_server, problems, tmp_path):

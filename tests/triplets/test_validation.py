@@ -4,9 +4,10 @@ import unicodedata
 import pytest
 from triplets import scripted_server
 
+from crop_trl.prompts import DEFAULT_PROMPT_TEMPLATE, wrap_problem
 from crop_trl.triplets.outcome import Round, build_record
 from crop_trl.triplets.reading import CONFIDENCES
-from crop_trl.triplets.record import DEFAULT_PROMPT_TEMPLATE, reason_to_drop, wrap_problem
+from crop_trl.triplets.record import reason_to_drop
 from crop_trl.triplets.source import KNOWN_WRAPPERS, Problem
 from crop_trl.triplets.validation import (
     Candidate,
