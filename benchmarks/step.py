@@ -3,23 +3,19 @@
     python benchmarks/step.py
 
 One trainer takes the methods in turns, so that both sides see the same engine, models and response lengths. Random
-weights; the engine is told how long each response is. `--ahead` also takes CROP steps whose finished responses are
-scored while others are still being written.
+weights; the engine is told how long each response is.
 """
 
 import argparse
-import json
 import tempfile
 
 import torch
-from ahead import AheadScorer, watch
 from baseline import add_measurement_arguments, record
 from datasets import Dataset
 from shapes import SHAPES, add_rollout_arguments, draw_lengths, draw_rows, make_model, make_tokenizer, save_model
 from trainers import StepClock, given_lengths
 
 from crop_trl import CROPConfig, CROPTrainer
-from crop_trl.prompts import tokenize_variants
 
 PARTS = ("step", "seconds/rollout", "seconds/scoring", "update")
 
@@ -62,24 +58,6 @@ def make_trainer(args, methods: list[str]) -> CROPTrainer:
     return trainer
 
 
-def score_ahead(trainer: CROPTrainer) -> AheadScorer:
-    """Let a trainer's teacher score responses as the engine finishes them."""
-    ahead = trainer.scorers["teacher"] = AheadScorer(trainer.scorers["teacher"])
-    generate = trainer._generate_and_score_completions
-
-    def begin(inputs):
-        variants = [
-            tokenize_variants(inputs, kind, lambda several: trainer._tokenize_prompts(several)[0])
-            for kind in ("original", "paraphrase", "counterfactual")
-        ]
-        ahead.begin([[ids for kind in row for ids in kind] for row in zip(*variants, strict=True)])
-        return generate(inputs)
-
-    trainer._generate_and_score_completions = begin
-    watch(trainer.vllm_generation.llm, ahead.finished)
-    return ahead
-
-
 def main() -> None:
     """Parse, measure, record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -94,11 +72,8 @@ def main() -> None:
     parser.add_argument("--vllm", action=argparse.BooleanOptionalAction, default=torch.cuda.is_available())
     parser.add_argument("--checkpointing", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=False)
-    parser.add_argument("--ahead", action="store_true")
     add_measurement_arguments(parser, repeats=2)
     args = parser.parse_args()
-    if args.ahead and not args.vllm:
-        parser.error("--ahead needs --vllm, whose responses finish one by one")
 
     methods = ["crop", "opd"]
     trainer = make_trainer(args, methods)
@@ -111,16 +86,6 @@ def main() -> None:
     details.update(compiled=args.compile, checkpointing=args.checkpointing, peak_gib=round(peak, 2))
     details["seconds_compiling"] = round(sum(row["compiling"] for row in clock.rows))
     record("crop_over_opd", medians["crop"]["step"], medians["opd"]["step"], args.device, args.output, **details)
-    if args.ahead:
-        ahead, sides = score_ahead(trainer), []
-        for ahead.enabled in (False, True):
-            clock.methods, clock.rows = ["crop"], []
-            trainer.args.max_steps, trainer.state.global_step = 1 + args.repeats, 0
-            trainer.train()
-            parts = {part: round(clock.median(part, skip=1), 3) for part in PARTS}
-            sides.append({"ahead": ahead.enabled, "sequences_ahead": ahead.ahead, **parts})
-            print(json.dumps(sides[-1]), flush=True)
-        record("scoring_ahead", sides[1]["step"], sides[0]["step"], args.device, args.output, sides=sides)
 
 
 if __name__ == "__main__":

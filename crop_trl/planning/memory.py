@@ -1,8 +1,7 @@
 """How much GPU memory a run takes, by arithmetic.
 
 A step has three phases that hold different things: the rollout (the engine is awake), scoring (the teacher works) and
-the update (gradients and activations). Each is the sum of its parts; the largest decides. Nothing is loaded and no GPU
-is needed: the shapes of the models and the settings are enough.
+the update (gradients and activations). Each is the sum of its parts; the largest decides. No model is loaded.
 """
 
 import json
@@ -16,6 +15,7 @@ from transformers import AutoConfig
 
 from ..methods import METHODS
 from ..scoring.topk import TILE_ELEMENTS
+from ..text import markdown_table
 from ..training.checks import check_number, check_teacher
 from .shape import ModelShape, adapter_parameters
 
@@ -31,41 +31,22 @@ _BUCKET = 5e8
 
 @dataclass(frozen=True)
 class MemorySettings:
-    """
-    What of a run's settings memory depends on. Defaults are those of [`~crop_trl.CROPConfig`].
+    """What of a run's settings memory depends on. Defaults are those of [`~crop_trl.CROPConfig`]."""
 
-    Args:
-        strategy (`str`): One of `STRATEGIES`.
-        processes (`int`): GPUs.
-        rows (`int`): `per_device_train_batch_size`.
-        mean_tokens, longest_tokens (`int`): Prompt and response together, on average and at most.
-        retention_ratio (`float`): Share of tokens that the update projects; 1 for dense methods.
-        checkpointing (`bool`): `gradient_checkpointing`.
-        score_tokens (`int`): `score_tokens_per_batch`.
-        teacher_placement (`str`): `resident`, `offload`, `sharded`, or `server`.
-        teacher_bits (`int`): 16, 8 or 4.
-        lora_parameters (`int`): Trained weights when the student is an adapter; 0 trains all.
-        student_bytes (`int`): Of a weight as the student is loaded (`dtype`): 4, or 2. DeepSpeed makes it 2.
-        generated_rows (`int`): Responses that the student itself writes at once; 0 with an engine.
-        vllm_share (`float`): `vllm_gpu_memory_utilization` of a colocated engine; 0 without one.
-        vllm_sleeps (`bool`): `vllm_enable_sleep_mode`.
-        gpu_gib (`float`): Memory of a GPU.
-    """
-
-    strategy: str = "single"
+    strategy: str = "single"  # one of STRATEGIES
     processes: int = 1
-    rows: int = 8
-    mean_tokens: int = 1_700
+    rows: int = 8  # per_device_train_batch_size
+    mean_tokens: int = 1_700  # of prompt and response together
     longest_tokens: int = 5_120
-    retention_ratio: float = 0.2
+    retention_ratio: float = 0.2  # what the update projects; 1 for dense methods
     checkpointing: bool = True
     score_tokens: int = 16_384
-    teacher_placement: str = "resident"
+    teacher_placement: str = "resident"  # or "offload", "sharded", "server"
     teacher_bits: int = 16
-    lora_parameters: int = 0
-    student_bytes: int = 4
-    generated_rows: int = 0
-    vllm_share: float = 0.0
+    lora_parameters: int = 0  # 0 trains all
+    student_bytes: int = 4  # of a weight as it is loaded; DeepSpeed makes it 2
+    generated_rows: int = 0  # responses that the student itself writes at once; 0 with an engine
+    vllm_share: float = 0.0  # of a colocated engine
     vllm_sleeps: bool = True
     gpu_gib: float = 80.0
 
@@ -89,13 +70,7 @@ class MemorySettings:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """
-    GiB on one GPU, by phase and part.
-
-    Args:
-        phases (`dict[str, dict[str, float]]`): Parts of `rollout`, `scoring` and `update`.
-        gpu_gib (`float`): What there is.
-    """
+    """GiB on one GPU: parts of the phases `rollout`, `scoring` and `update`, and what there is."""
 
     phases: dict[str, dict[str, float]] = field(default_factory=dict)
     gpu_gib: float = 80.0
@@ -133,13 +108,10 @@ class MemoryPlan:
 
     def table(self) -> str:
         """A Markdown table, parts by phases."""
-        parts = list(dict.fromkeys(part for phase in self.phases.values() for part in phase))
-        lines = ["| GiB on each GPU | " + " | ".join(self.phases) + " |", "|---|" + "--:|" * len(self.phases)]
-        for part in parts:
-            cells = [f"{phase[part]:.1f}" if phase.get(part) else "" for phase in self.phases.values()]
-            lines.append(f"| {part} | " + " | ".join(cells) + " |")
-        totals = [f"**{self.total(phase):.1f}**" for phase in self.phases]
-        return "\n".join([*lines, "| **all** of " + f"{self.gpu_gib:.0f} | " + " | ".join(totals) + " |"])
+        parts = dict.fromkeys(part for phase in self.phases.values() for part in phase)
+        rows = [[p, *(f"{x[p]:.1f}" if x.get(p) else "" for x in self.phases.values())] for p in parts]
+        rows.append([f"**all** of {self.gpu_gib:.0f}", *(f"**{self.total(phase):.1f}**" for phase in self.phases)])
+        return markdown_table(["GiB on each GPU", *self.phases], rows, right=True).strip()
 
 
 _REMEDIES = {
@@ -160,17 +132,15 @@ def _student(shape: ModelShape, s: MemorySettings) -> dict[str, float]:
     """Weights, gradients and optimizer of the student, in bytes."""
     trained = s.lora_parameters or shape.parameters
     frozen = shape.parameters if s.lora_parameters else 0
-    shared = s.processes
     if s.strategy in ("zero1", "zero2", "zero3"):
         # DeepSpeed trains bf16 weights and keeps fp32 ones with the optimizer.
-        weights = 2 * (trained + frozen) / (shared if s.strategy == "zero3" else 1)
-        gradients = 2 * trained / (1 if s.strategy == "zero1" else shared)
-        optimizer = 12 * trained / shared
+        weights = 2 * (trained + frozen) / (s.processes if s.strategy == "zero3" else 1)
+        gradients = 2 * trained / (1 if s.strategy == "zero1" else s.processes)
+        optimizer = 12 * trained / s.processes
     else:
-        parts = shared if s.strategy == "fsdp2" else 1
-        # Peft keeps the adapter on 16-bit weights in fp32.
-        weights = ((4 if frozen else s.student_bytes) * trained + s.student_bytes * frozen) / parts
-        each = 4 if frozen else s.student_bytes
+        parts = s.processes if s.strategy == "fsdp2" else 1
+        each = 4 if frozen else s.student_bytes  # Peft keeps the adapter on 16-bit weights in fp32
+        weights = (each * trained + s.student_bytes * frozen) / parts
         gradients, optimizer = each * trained / parts, 2 * each * trained / parts
     return {"student weights": weights, "gradients": gradients, "optimizer": optimizer}
 
@@ -197,7 +167,7 @@ def _update(shape: ModelShape, s: MemorySettings) -> dict[str, float]:
     else:
         layers = tokens * shape.layers * kept
     # Autocast keeps a bf16 copy of each weight it has cast until the forward pass is over.
-    copies = 0 if bf16_weights else 2 * (shape.parameters if s.strategy != "fsdp2" else shape.layer_parameters)
+    copies = 0 if bf16_weights else 2 * (shape.layer_parameters if s.strategy == "fsdp2" else shape.parameters)
     chosen = s.retention_ratio * tokens
     # Tiles of 4,096 tokens by 32,768 entries in fp32, a few of them; the hidden states that are projected.
     head = 4 * 4 * min(chosen, 4_096) * min(shape.vocab, 32_768) + 8 * chosen * shape.hidden
@@ -225,20 +195,8 @@ def settings_from(
     mean_tokens: int | None = None,
 ) -> MemorySettings:
     """
-    The part of a run's settings that memory depends on.
-
-    Args:
-        fields (mapping): Of a [`~crop_trl.CROPConfig`] and [`~trl.ModelConfig`], or of a YAML file of them; what is not
-            in it has its default.
-        student ([`ModelShape`]): For the size of an adapter.
-        strategy, processes, gpu_gib: See [`MemorySettings`].
-        mean_tokens (`int`, *optional*): By default a third of the longest, as reasoning models write.
-
-    Returns:
-        [`MemorySettings`]
-
-    Raises:
-        `ValueError`: a setting that a run would refuse, or an adapter whose size is not known.
+    The part of a run's settings (of a YAML file, or a config's `vars`) that memory depends on; what is not there has
+    its default, and sequences a third of the longest length. Raises `ValueError` for what a run would refuse.
     """
 
     def get(name, default):
@@ -250,10 +208,9 @@ def settings_from(
         return None if value is None else check_number(name, value, 1, whole=True)
 
     check_number("processes", processes, 1, whole=True)
-    quantization, urls, init_kwargs = (
-        get(f"teacher_{n}", None) for n in ("quantization", "server_urls", "init_kwargs")
-    )
-    check_teacher(get("teacher_placement", "resident"), quantization, urls, init_kwargs)
+    placement = get("teacher_placement", "resident")
+    bits, urls, init = (get(f"teacher_{name}", None) for name in ("quantization", "server_urls", "init_kwargs"))
+    check_teacher(placement, bits, urls, init)
     longest = count("max_prompt_length", 1024) + count("max_completion_length", 4096)
     method = METHODS.get(get("method", "crop"))
     dense = method is not None and method.score is None
@@ -272,7 +229,6 @@ def settings_from(
     share = check_number("vllm_gpu_memory_utilization", get("vllm_gpu_memory_utilization", 0.3), 0)
     if share > 1:
         raise ValueError(f"`vllm_gpu_memory_utilization` is a share of the GPU, at most 1, got {share}.")
-    remote = bool(get("teacher_server_urls", None))
     return MemorySettings(
         strategy=strategy,
         processes=processes,
@@ -282,8 +238,8 @@ def settings_from(
         retention_ratio=1.0 if dense else check_number("retention_ratio", get("retention_ratio", 0.2), 0),
         checkpointing=get("gradient_checkpointing", True),
         score_tokens=count("score_tokens_per_batch", 16_384),
-        teacher_placement="server" if remote else get("teacher_placement", "resident"),
-        teacher_bits={None: 16, "8bit": 8, "4bit": 4}[get("teacher_quantization", None)],
+        teacher_placement="server" if urls else placement,
+        teacher_bits={None: 16, "8bit": 8, "4bit": 4}[bits],
         lora_parameters=adapter,
         student_bytes=4 if str(dtype).endswith("float32") else 2,
         generated_rows=0 if get("use_vllm", False) else generated,
@@ -294,66 +250,33 @@ def settings_from(
 
 
 def plan_memory(student: ModelShape, teacher: ModelShape | None, settings: MemorySettings) -> MemoryPlan:
-    """
-    GPU memory of a run.
-
-    Args:
-        student, teacher ([`ModelShape`]): The models; no teacher for one on a server.
-        settings ([`MemorySettings`]): The rest.
-
-    Returns:
-        [`MemoryPlan`]
-    """
+    """GPU memory of a run; `teacher` is `None` on a server."""
     s = settings
     own = _student(student, s)
-    fixed = {"student weights": own["student weights"], "optimizer": own["optimizer"]}
-    weights = 0.0
+    gradients = own.pop("gradients")
+    weights, scorer = 0.0, student
     if teacher is not None and s.teacher_placement != "server":
+        scorer = teacher
         head = teacher.vocab * teacher.hidden * (1 if teacher.tied else 2)
         weights = (teacher.parameters - head) * s.teacher_bits / 8 + 2 * head
         if s.teacher_placement == "sharded":
             weights = weights / s.processes + 2 * (2 * teacher.layer_parameters + teacher.vocab * teacher.hidden)
     at_rest = 0.0 if s.teacher_placement == "offload" else weights
-    scorers = [shape for shape in (teacher if s.teacher_placement != "server" else None, student) if shape is not None]
-    engine = {"rollout": s.vllm_share * s.gpu_gib * GIB}
-    asleep = SLEEPING_ENGINE_GIB * GIB if s.vllm_share and s.vllm_sleeps else engine["rollout"]
+    awake = s.vllm_share * s.gpu_gib * GIB
+    asleep = SLEEPING_ENGINE_GIB * GIB if s.vllm_share and s.vllm_sleeps else awake
     phases = {
-        "rollout": {
-            **fixed,
-            "teacher weights": at_rest,
-            "generation cache": _generation(student, s),
-            "vLLM": engine["rollout"],
-        },
-        "scoring": {
-            **fixed,
-            "teacher weights": weights,
-            "scoring activations": _scoring(scorers[0], s),
-            "vLLM": asleep,
-        },
-        "update": {
-            **fixed,
-            "gradients": own["gradients"],
-            "teacher weights": at_rest,
-            **_update(student, s),
-            "vLLM": asleep,
-        },
+        "rollout": {"teacher weights": at_rest, "generation cache": _generation(student, s), "vLLM": awake},
+        "scoring": {"teacher weights": weights, "scoring activations": _scoring(scorer, s), "vLLM": asleep},
+        "update": {"gradients": gradients, "teacher weights": at_rest, **_update(student, s), "vLLM": asleep},
     }
-    for parts in phases.values():
-        parts["CUDA context"] = CONTEXT_GIB * GIB
-    return MemoryPlan({name: {p: v / GIB for p, v in parts.items()} for name, parts in phases.items()}, s.gpu_gib)
+    for name, parts in phases.items():
+        parts = {**own, **parts, "CUDA context": CONTEXT_GIB * GIB}
+        phases[name] = {part: size / GIB for part, size in parts.items()}
+    return MemoryPlan(phases, s.gpu_gib)
 
 
 def warn_of_memory(args, student: str, teacher: str | None, model_fields: Mapping[str, Any] | None = None) -> None:
-    """
-    Warn, before a model is loaded, when a run cannot fit the GPU of this process.
-
-    Silent without a GPU, and for models whose configuration cannot be read or planned: loading them says why.
-
-    Args:
-        args ([`~crop_trl.CROPConfig`]): Settings of the run.
-        student, teacher (`str`): Where the models come from.
-        model_fields (mapping, *optional*): Of [`~trl.ModelConfig`], for the size of an adapter.
-    """
+    """Warn, before a model is loaded, when a run cannot fit the GPU of this process; silent where there is none."""
     if not torch.cuda.is_available() or args.use_cpu:
         return
     try:
@@ -370,7 +293,7 @@ def warn_of_memory(args, student: str, teacher: str | None, model_fields: Mappin
             processes=args.world_size,
             gpu_gib=torch.cuda.mem_get_info(args.device)[1] / GIB,
         )
-    except (OSError, ValueError):
+    except (OSError, ValueError):  # loading the model says why
         return
     warning = plan_memory(student_shape, teacher_shape, settings).warning
     if warning:

@@ -4,34 +4,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 
-def _counts_experts(name: str, value) -> bool:
-    return "experts" in name and isinstance(value, int) and value > 1
-
-
 @dataclass(frozen=True)
 class ModelShape:
-    """
-    The numbers of a dense decoder that memory depends on.
-
-    Args:
-        hidden, intermediate, layers, vocab (`int`): Sizes of its configuration.
-        queries, keys (`int`): Heads times head dimension.
-        tied (`bool`): Whether the output head is the embedding.
-    """
+    """The numbers of a dense decoder that memory depends on."""
 
     hidden: int
     intermediate: int
     layers: int
     vocab: int
-    queries: int
+    queries: int  # heads times head dimension
     keys: int
-    tied: bool
+    tied: bool  # whether the output head is the embedding
 
     @classmethod
     def of(cls, config) -> "ModelShape":
         """From a Transformers configuration. Raises `ValueError` when it lacks one of the numbers, or has experts."""
         text = config.get_text_config()
-        experts = [name for name, value in vars(text).items() if _counts_experts(name, value)]
+        experts = [name for name, n in vars(text).items() if "experts" in name and isinstance(n, int) and n > 1]
         if experts:
             raise ValueError(
                 f"The memory of {type(config).__name__} cannot be planned: it is a mixture of experts (`{experts[0]}` "
@@ -50,9 +39,8 @@ class ModelShape:
                 tied=bool(getattr(config, "tie_word_embeddings", False)),
             )
         except AttributeError as error:
-            raise ValueError(
-                f"The memory of {type(config).__name__} cannot be planned: it has no {error.name}."
-            ) from None
+            what = f"The memory of {type(config).__name__} cannot be planned"
+            raise ValueError(f"{what}: it has no {error.name}.") from None
 
     @property
     def layer_parameters(self) -> int:
@@ -66,15 +54,10 @@ class ModelShape:
 
     @property
     def saved_bytes_per_token(self) -> int:
-        """
-        Bytes that one layer keeps of a token for its backward pass, in bf16 mixed precision without checkpointing.
-
-        Norms keep their input and output in fp32 and what they hand on in bf16, attention its rotated queries and keys,
-        values and output, the gated MLP four times its width.
-        """
-        norms = 20 * self.hidden
-        attention = 18 * self.queries + 18 * self.keys
-        return norms + attention + 8 * self.intermediate
+        """Bytes that a layer keeps of a token for its backward pass, in bf16 mixed precision without checkpointing."""
+        # Norms keep their input and output in fp32 and what they hand on in bf16, attention its rotated queries and
+        # keys, values and output, the gated MLP four times its width.
+        return 20 * self.hidden + 18 * (self.queries + self.keys) + 8 * self.intermediate
 
     @property
     def working_bytes_per_token(self) -> int:
@@ -86,19 +69,8 @@ def adapter_parameters(
     shape: ModelShape, rank: int, targets: str | Sequence[str] | None = None, whole: Sequence[str] | None = None
 ) -> int:
     """
-    Trained weights of a LoRA adapter.
-
-    Args:
-        shape ([`ModelShape`]): Of the model.
-        rank (`int`): `lora_r`.
-        targets (`str` or sequence of `str`, *optional*): `lora_target_modules`; by default queries and values.
-        whole (sequence of `str`, *optional*): `lora_modules_to_save`, of which a copy is trained.
-
-    Returns:
-        `int`
-
-    Raises:
-        `ValueError`: a module whose size is not known here.
+    Trained weights of a LoRA adapter, from `lora_r`, `lora_target_modules` (by default queries and values) and
+    `lora_modules_to_save`. Raises `ValueError` for a module whose size is not known here.
     """
     in_a_layer = {
         "q_proj": (shape.hidden, shape.queries),

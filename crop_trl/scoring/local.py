@@ -1,6 +1,5 @@
 """Scoring a fixed response with a Hugging Face model, teacher or student."""
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -22,15 +21,14 @@ class ScoringStats:
     Args:
         sequences, forwards, tokens, padded_tokens (`int`):
             Scored sequences, model calls, real tokens and tokens with padding.
-        seconds, move_seconds (`float`):
-            Wall clock, and the part of it in which weights were brought to the device.
+        move_seconds (`float`):
+            Wall clock in which weights were brought to the device.
     """
 
     sequences: int = 0
     forwards: int = 0
     tokens: int = 0
     padded_tokens: int = 0
-    seconds: float = 0.0
     move_seconds: float = 0.0
 
     @property
@@ -51,7 +49,7 @@ class ScoringStats:
     def reset(self) -> None:
         """Start counting anew."""
         self.sequences = self.forwards = self.tokens = self.padded_tokens = 0
-        self.seconds = self.move_seconds = 0.0
+        self.move_seconds = 0.0
 
 
 class LocalScorer:
@@ -154,13 +152,11 @@ class LocalScorer:
         """
         if len(prompt_ids) != len(completion_ids):
             raise ValueError(f"Got {len(prompt_ids)} prompts for {len(completion_ids)} completions.")
-        started = time.perf_counter()
         top_k = self.top_k if top_k is None else top_k
         with nullcontext() if self.offload is None else self.offload:
             scored = self._score(prompt_ids, completion_ids, top_k)
         if self.offload is not None:
             self.stats.move_seconds += self.offload.seconds
-        self.stats.seconds += time.perf_counter() - started
         return scored
 
     def _score(self, prompt_ids, completion_ids, top_k: int) -> TopKLogprobs:

@@ -33,13 +33,11 @@ class ServerStats:
     Args:
         sequences, tokens (`int`): Scored sequences, and their tokens with prompts.
         retries (`int`): Requests that failed and were sent again.
-        seconds (`float`): Wall clock.
     """
 
     sequences: int = 0
     tokens: int = 0
     retries: int = 0
-    seconds: float = 0.0
 
     def metrics(self) -> dict[str, float]:
         """What is worth logging."""
@@ -48,7 +46,6 @@ class ServerStats:
     def reset(self) -> None:
         """Start counting anew."""
         self.sequences = self.tokens = self.retries = 0
-        self.seconds = 0.0
 
 
 @dataclass
@@ -214,7 +211,6 @@ class ServerScorer:
         """
         if len(prompt_ids) != len(completion_ids):
             raise ValueError(f"Got {len(prompt_ids)} prompts for {len(completion_ids)} completions.")
-        started = time.perf_counter()
         jobs = []
         for row, (prompt, completion) in enumerate(zip(prompt_ids, completion_ids, strict=True)):
             if not len(prompt):
@@ -234,9 +230,7 @@ class ServerScorer:
             self.stats.tokens += len(job.ids)
             self.stats.retries += job.failures
         mask = np.arange(shape[1]) < lengths[:, None]
-        scored = TopKLogprobs(*map(torch.from_numpy, (token_ids, logprobs, sampled_logprobs, mask))).to(self.device)
-        self.stats.seconds += time.perf_counter() - started
-        return scored
+        return TopKLogprobs(*map(torch.from_numpy, (token_ids, logprobs, sampled_logprobs, mask))).to(self.device)
 
     def _run(self, jobs: list[_Job]):
         """Yield `(job, arrays)` in the order in which they come; threads do the waiting."""
