@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -129,33 +129,38 @@ class JsonlStore:
 
     Args:
         path (`str` or `Path`): The file; it and its folder are made when missing.
+        on_entry (callable, *optional*): Called with place and content of each readable entry that is there already.
 
     Attributes:
         dropped (`int`): Bytes of a half-written last line that were cut off on opening.
         unreadable (`int`): Whole lines that are no JSON objects; they are left where they are, and passed over.
+        size (`int`): Bytes of the file.
 
     Raises:
         `OSError`: it cannot be read or written.
     """
 
-    def __init__(self, path: str | Path):
+    def __init__(self, path: str | Path, on_entry: Callable[[tuple[int, int], dict[str, Any]], None] | None = None):
         self.path = Path(path)
         self.dropped = self.unreadable = 0
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        self._size = 0
+        self.size = 0
         with open(self.path, "rb") as lines:
             for line in lines:
+                entry = parse_line(line)
                 if not line.endswith(b"\n"):
-                    if parse_line(line) is None:
+                    if entry is None:
                         self.dropped = len(line)
-                        os.ftruncate(self._file, self._size)
+                        os.ftruncate(self._file, self.size)
                         break
                     # Only the line's end is missing, the entry is whole.
                     os.write(self._file, b"\n")
                     line += b"\n"
-                self.unreadable += parse_line(line) is None
-                self._size += len(line)
+                self.unreadable += entry is None
+                if entry is not None and on_entry:
+                    on_entry((self.size, len(line)), entry)
+                self.size += len(line)
         os.fsync(self._file)
         folder = os.open(self.path.parent, os.O_RDONLY)
         os.fsync(folder)  # the file's name must survive a power cut as well as its contents
@@ -179,22 +184,18 @@ class JsonlStore:
                 view = view[os.write(self._file, view) :]
             os.fsync(self._file)
         except OSError as error:
-            os.ftruncate(self._file, self._size)  # half a line here would spoil the next one
+            os.ftruncate(self._file, self.size)  # half a line here would spoil the next one
             raise OSError(error.errno, error.strerror, str(self.path)) from None
         places = []
         for line in lines:
-            places.append((self._size, len(line)))
-            self._size += len(line)
+            places.append((self.size, len(line)))
+            self.size += len(line)
         return places
 
     def get(self, place: tuple[int, int]) -> dict[str, Any]:
         """The entry at a place."""
         start, length = place
         return json.loads(os.pread(self._file, length, start))
-
-    def entries(self) -> Iterator[tuple[tuple[int, int], dict[str, Any]]]:
-        """Place and content of each readable entry, in the order of writing."""
-        yield from read_entries(self.path)
 
     def close(self) -> None:
         """Close the file."""

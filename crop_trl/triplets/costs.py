@@ -30,17 +30,7 @@ class Prices:
 def find_prices(
     model: str, price_input: float | None = None, price_output: float | None = None, price_cached: float | None = None
 ) -> Prices | None:
-    """
-    The prices given, or those of the table for `model` (a date at the end of its name aside), or `None`.
-
-    Args:
-        model (`str`): Name that the endpoint knows.
-        price_input, price_output, price_cached (`float`, *optional*):
-            Dollars per million tokens; `price_cached` is by default that of other input.
-
-    Raises:
-        `ValueError`: only one of input and output price is given.
-    """
+    """The prices given, or those of the table for `model` (a date at the end of its name aside), or `None`."""
     if (price_input is None) != (price_output is None):
         raise ValueError("`price_input` and `price_output` go together; give both, in dollars per million tokens.")
     if price_input is not None:
@@ -52,16 +42,8 @@ def find_prices(
 
 def stated_usage(usage: Any, messages: Sequence[Mapping[str, str]], content: str | None) -> dict[str, Any]:
     """
-    A response's `usage` as the ledger keeps it; what an endpoint does not state is estimated from the texts' lengths.
-
-    Args:
-        usage (`Any`): What came with the response: a mapping, hopefully.
-        messages (sequence of mappings): What was sent.
-        content (`str`, *optional*): What was answered.
-
-    Returns:
-        `prompt_tokens`, `completion_tokens`, `prompt_tokens_details`, and `estimated` where one of the first two is.
-        Thinking that the answer does not show is not part of an estimate.
+    A response's `usage` as the ledger keeps it; what an endpoint does not state is `estimated` from the texts' lengths,
+    without thinking that the answer does not show.
     """
     usage = usage if isinstance(usage, Mapping) else {}
     details = usage.get("prompt_tokens_details")
@@ -99,16 +81,11 @@ class Account:
     Requests and tokens so far, by kind of request, with what is in flight.
 
     The account runs over the whole ledger, earlier runs included, so a limit holds for a data set and not for a run.
-
-    Args:
-        prices (`Prices`, *optional*): Without them there is no cost, and no limit.
-        max_cost (`float`, *optional*): Dollars that may be spent.
-        longest_answer (`int`, *optional*): Output tokens that no answer can exceed. Without it, answers
-            longer than all before can pass the limit by as much as they are longer.
     """
 
-    prices: Prices | None = None
+    prices: Prices | None = None  # without them there is no cost, and no limit
     max_cost: float | None = None
+    # Output tokens that no answer exceeds; without it, one that is longer than all before can pass the limit.
     longest_answer: int | None = None
     requests: Counter = field(default_factory=Counter)
     tokens: dict[str, Counter] = field(default_factory=dict)

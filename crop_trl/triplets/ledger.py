@@ -1,26 +1,27 @@
 """The ledger: every answer that was paid for, on disk before anything uses it.
 
-One JSONL file that only grows. A line is an answer and the key of the request that it answers, so a rerun finds what
-was asked before and asks the rest. Writes of concurrent requests share an fsync: each `append` returns when its own
-line is on disk, and while one fsync is under way the lines of everybody else gather for the next.
+A [`~crop_trl.files.JsonlStore`] in which a line is an answer and the key of the request that it answers, so a rerun
+finds what was asked before and asks the rest. Writes of concurrent requests share an fsync: each `append` returns when
+its own line is on disk, and while one fsync is under way the lines of everybody else gather for the next.
 """
 
 import asyncio
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from .. import files
+from .settings import TripletSettings
 
-FORMAT = 1
+HEADER = {"ledger_format": 1}
 
 
 class LedgerError(RuntimeError):
-    """A ledger, or what is made of it, that cannot be used or written; the message names the file and the remedy."""
+    """What was paid for, or is made of it, cannot be written; the message names the file and the remedy."""
 
 
 def request_key(**request: Any) -> str:
@@ -29,84 +30,55 @@ def request_key(**request: Any) -> str:
 
 
 class Ledger:
-    """
-    The answers of one output directory, open for one process.
+    """The answers of one output directory, open for one process; `on_entry` is called with each that is there."""
 
-    Args:
-        path (`str` or `Path`):
-            The file; made when missing. A lock file stands beside it.
-        on_entry (callable, *optional*):
-            Called with every entry that is there already.
-
-    Attributes:
-        dropped (`int`): Bytes of a half-written last line that were cut off on opening.
-        unreadable (`int`): Complete lines that could not be read; they are left where they are, and skipped.
-
-    Raises:
-        `LedgerError`: another process has it open, or the file is something else.
-    """
-
-    def __init__(self, path: str | Path, on_entry: Callable[[dict[str, Any]], None] | None = None):
+    def __init__(self, path: str | Path, on_entry: Callable[[dict[str, Any]], None] = lambda entry: None):
         self.path = Path(path)
-        self.dropped = self.unreadable = 0
         self._index: dict[str, tuple[int, int]] = {}  # key -> place in the file: 17,000 answers need no memory
-        self._waiting: list[tuple[bytes, asyncio.Future]] = []
+        self._waiting: list[tuple[Mapping[str, Any], asyncio.Future]] = []
         self._flush_task: asyncio.Task | None = None
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="ledger")
-        self._lock = FileLock(f"{self.path}.lock", timeout=0)  # flock: gone with the process, kill -9 included
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock.acquire()
-        except Timeout:
-            raise LedgerError(
-                f"{self.path} is in use by another process; wait for that run to end or give another `output`."
-            ) from None
-        except OSError as error:
-            raise LedgerError(
-                f"{self.path} cannot be made ({error.strerror}); give an `output` that can be a directory to write in."
-            ) from None
-        try:
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-            self._size = self._recover(on_entry or (lambda entry: None))
-        except BaseException:
-            self._lock.release()
-            raise
+
+        def found(place: tuple[int, int], entry: dict[str, Any]) -> None:
+            if "key" in entry:
+                self._index[entry["key"]] = place
+            on_entry(entry)
+
+        with ExitStack() as opened:
+            opened.enter_context(files.alone_in(f"{self.path}.lock", f"`output` {str(self.path.parent)!r}"))
+            self._check_header()
+            self._store = files.JsonlStore(self.path, found)
+            opened.callback(self._store.close)
+            if not self._store.size:
+                self._store.append([HEADER])
+            self._writer = opened.enter_context(ThreadPoolExecutor(1, thread_name_prefix="ledger"))
+            self._opened = opened.pop_all()
+
+    @property
+    def spoiled(self) -> tuple[int, int]:
+        """Bytes of a half-written last line that was cut off on opening, and whole lines that cannot be read."""
+        return self._store.dropped, self._store.unreadable
 
     def __len__(self) -> int:
         return len(self._index)
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._index
-
     def get(self, key: str) -> dict[str, Any] | None:
         """The entry of a request, or `None` when it was never answered."""
-        if key not in self._index:
-            return None
-        start, length = self._index[key]
-        return json.loads(os.pread(self._file, length, start))
+        return self._store.get(self._index[key]) if key in self._index else None
 
     async def append(self, entry: Mapping[str, Any]) -> None:
-        """
-        Put an entry on disk; when this returns, it is there.
-
-        Raises:
-            `LedgerError`: it could not be written (a full disk).
-        """
-        line = _line(entry)
+        """Put an entry on disk; when this returns, it is there. Raises [`LedgerError`] (a full disk)."""
         written = asyncio.get_running_loop().create_future()
-        self._waiting.append((line, written))
+        self._waiting.append((entry, written))
         if self._flush_task is None:
             self._flush_task = asyncio.create_task(self._flush())
         # Shielded: a caller that is cancelled must not take the other lines of its batch with it.
-        start = await asyncio.shield(written)
+        place = await asyncio.shield(written)
         if "key" in entry:
-            self._index[entry["key"]] = (start, len(line))
+            self._index[entry["key"]] = place
 
     def close(self) -> None:
         """Close the file and let another process have it."""
-        self._writer.shutdown(wait=True)
-        os.close(self._file)
-        self._lock.release()
+        self._opened.close()
 
     def __enter__(self) -> "Ledger":
         return self
@@ -115,94 +87,59 @@ class Ledger:
         self.close()
 
     async def _flush(self) -> None:
+        loop = asyncio.get_running_loop()
         try:
             while self._waiting:
                 batch, self._waiting = self._waiting, []
-                start = self._size
+                entries, waiting = zip(*batch, strict=True)
                 try:
-                    data = b"".join(line for line, _ in batch)
-                    await asyncio.get_running_loop().run_in_executor(self._writer, self._write, data)
+                    places = await loop.run_in_executor(self._writer, self._store.append, entries)
                 except OSError as error:
                     failure = LedgerError(f"{self.path} cannot be written ({error.strerror}); make room and run again.")
-                    for _, written in batch:
+                    for written in waiting:
                         if not written.done():
                             written.set_exception(failure)
                     continue
-                for line, written in batch:
+                for written, place in zip(waiting, places, strict=True):
                     if not written.done():
-                        written.set_result(start)
-                    start += len(line)
+                        written.set_result(place)
         finally:
             self._flush_task = None
 
-    def _write(self, data: bytes) -> None:
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(self._file, view) :]
-            os.fsync(self._file)
-        except OSError:
-            os.ftruncate(self._file, self._size)  # half a line here would spoil the next one
-            raise
-        self._size += len(data)
-
-    def _recover(self, on_entry: Callable[[dict[str, Any]], None]) -> int:
-        """Index the file, cut off a half-written last line, and return the size."""
-        size = 0
-        with open(self.path, "rb") as lines:
-            for number, line in enumerate(lines):
-                entry = _entry(line)
-                started = _line({"ledger_format": FORMAT}).startswith(line)  # even its first line may be half written
-                if number == 0 and not started:
-                    raise LedgerError(
+    def _check_header(self) -> None:
+        """Refuse a file of somebody else before a line of it is touched; the header itself may be half written."""
+        if self.path.exists():
+            header = json.dumps(HEADER, separators=(",", ":")).encode() + b"\n"
+            with open(self.path, "rb") as file:
+                if not header.startswith(file.readline(100)):
+                    raise ValueError(
                         f"{self.path} is not a ledger of this program; move it away or give another `output`."
                     )
-                if not line.endswith(b"\n"):
-                    if entry is None:
-                        self.dropped = len(line)
-                        os.ftruncate(self._file, size)
-                        break
-                    # Only the line's end is missing. The answer is whole and paid for, so it is kept.
-                    os.write(self._file, b"\n")
-                    line += b"\n"
-                if entry is None:
-                    self.unreadable += 1
-                else:
-                    if "key" in entry:
-                        self._index[entry["key"]] = (size, len(line))
-                    on_entry(entry)
-                size += len(line)
-        if size == 0:
-            header = _line({"ledger_format": FORMAT})
-            os.write(self._file, header)
-            size = len(header)
-            folder = os.open(self.path.parent, os.O_RDONLY)
-            os.fsync(folder)  # the file's name must survive a power cut as well as its contents
-            os.close(folder)
-        os.fsync(self._file)
-        return size
 
 
 def read_entries(path: str | Path) -> Iterator[dict[str, Any]]:
     """The readable answers of a ledger, without opening it for writing: a run may be going on."""
-    try:
-        with open(path, "rb") as lines:
-            for line in lines:
-                entry = _entry(line)
-                if entry is not None and "key" in entry:
-                    yield entry
-    except FileNotFoundError:
-        return
+    return (entry for _, entry in files.read_entries(path) if "key" in entry)
 
 
-def _line(entry: Mapping[str, Any]) -> bytes:
-    # ASCII only: a lone surrogate in an answer would otherwise be an answer that cannot be stored.
-    return json.dumps(entry, separators=(",", ":")).encode("ascii") + b"\n"
+class Known:
+    """What the ledger of earlier runs tells about the endpoints that were asked."""
+
+    def __init__(self):
+        self.modes: dict[str, str] = {}  # endpoint -> how it takes requests for JSON
+        self.askers: set[tuple[str, str]] = set()  # models and versions of the templates
+        self.served: set[str] = set()  # digests of endpoint and request fields that have had an answer
+
+    def add(self, entry: Mapping[str, Any]) -> None:
+        """Read an entry of the ledger."""
+        if "key" in entry:
+            self.askers.add((entry["model"], entry["templates"]))
+        elif "endpoint" in entry:
+            self.served.add(entry.get("served"))
+            if entry["mode"]:
+                self.modes[entry["endpoint"]] = entry["mode"]
 
 
-def _entry(line: bytes) -> dict[str, Any] | None:
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return entry if isinstance(entry, dict) else None
+def served_digest(settings: TripletSettings) -> str:
+    """Tells apart what an endpoint may turn down for all requests alike: its model, a parameter, a limit."""
+    return request_key(endpoint=settings.endpoint, fields=settings.request_fields())

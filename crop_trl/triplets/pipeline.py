@@ -8,25 +8,22 @@ are awaited and stored, the files are written for what is finished, and a rerun 
 import asyncio
 import hashlib
 import json
-import threading
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from typing import Any
 
+from .candidates import Round, build_record, check_candidate, excluded_record
 from .client import Answer, Client, EndpointError, Redactor, RequestFailed, RequestRefused, Stopped
 from .costs import Account, estimate_tokens, find_prices, stated_usage
-from .known import Known, served_digest
-from .ledger import Ledger, LedgerError, request_key
-from .outcome import Round, build_record, excluded_record
-from .outputs import OutputDirectory, find_replaced, merge_records
+from .ledger import Known, Ledger, LedgerError, request_key, served_digest
+from .outputs import OutputDirectory, find_replaced, merge_records, now
 from .progress import Progress, on_interrupt, say
 from .prompts import Templates, load_templates, round_feedback
 from .reading import CriticAnswer, GeneratorAnswer, answer_flaw, read_candidates, read_evaluations, request_schema
 from .settings import TripletSettings
 from .source import KNOWN_WRAPPERS, Problem, ProblemSet, read_problems
-from .validation import check_candidate
 
 SCHEMAS = {"generator": request_schema(GeneratorAnswer), "critic": request_schema(CriticAnswer)}
 _SCHEMA_DIGESTS = {
@@ -39,24 +36,14 @@ LONGEST_FAILURE_SERIES = 20  # failed requests in a row, each after its repetiti
 
 @dataclass
 class RunResult:
-    """
-    What a run left behind.
+    """What a run left behind."""
 
-    Args:
-        records (`list[dict]`): Finished records, in the order of the input.
-        problems (`int`): Problems of the input, finished or not.
-        stopped (`str`, *optional*): Why the run ended before all were finished.
-        error (`Exception`, *optional*): What made it end, when that was an error.
-        requests (`int`): Requests answered in this run.
-        kept (`int`): Records of earlier runs that stay as they are.
-    """
-
-    records: list[dict[str, Any]]
-    problems: int
-    stopped: str | None = None
-    error: Exception | None = None
-    requests: int = 0
-    kept: int = 0
+    records: list[dict[str, Any]]  # those that it finished, in the order of the input
+    problems: int  # of the input, finished or not
+    stopped: str | None = None  # why it ended before all were finished
+    error: Exception | None = None  # where that was an error
+    requests: int = 0  # that were answered in this run
+    kept: int = 0  # records of earlier runs that stay as they are
 
 
 def generate_triplets(settings: TripletSettings, progress: bool = True) -> RunResult:
@@ -73,32 +60,16 @@ def generate_triplets(settings: TripletSettings, progress: bool = True) -> RunRe
         The [`RunResult`]; the output directory holds the records (`triplets.jsonl`, `incomplete.jsonl`).
 
     Raises:
-        `ValueError`: a setting or an input that cannot work; nothing was sent.
-        `LedgerError`: another process is at work in the output directory, or the records cannot be written.
+        `ValueError`: a setting or an input that cannot work, or another run in the directory; nothing was sent.
+        `LedgerError`: the records cannot be written.
     """
-
-    def work() -> RunResult:
-        return asyncio.run(_generate(settings, progress))
 
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return work()
-    outcome: list = []
-
-    def call() -> None:
-        try:
-            outcome.append((work(), None))
-        except BaseException as error:
-            outcome.append((None, error))
-
-    thread = threading.Thread(target=call, name="triplets")
-    thread.start()
-    thread.join()
-    result, error = outcome[0]
-    if error:
-        raise error
-    return result
+        return asyncio.run(_generate(settings, progress))
+    with ThreadPoolExecutor(1, thread_name_prefix="triplets") as thread:
+        return thread.submit(asyncio.run, _generate(settings, progress)).result()
 
 
 async def _generate(settings: TripletSettings, progress: bool) -> RunResult:
@@ -123,11 +94,9 @@ async def _generate(settings: TripletSettings, progress: bool) -> RunResult:
             account.add(entry["kind"], entry.get("usage"))
 
     with Ledger(output.ledger, on_entry=book) as ledger:
-        if ledger.dropped or ledger.unreadable:
-            say(
-                f"{output.ledger}: dropped a half-written last line of {ledger.dropped} bytes, skipped "
-                f"{ledger.unreadable} unreadable lines."
-            )
+        if any(ledger.spoiled):
+            dropped, skipped = ledger.spoiled
+            say(f"{output.ledger}: dropped {dropped} bytes of a half-written line, skipped {skipped} unreadable lines.")
         if known.askers and (settings.model, templates.version) not in known.askers:
             earlier = "; ".join(f"{model}, templates {version}" for model, version in sorted(known.askers))
             say(
@@ -174,8 +143,13 @@ def _save(
         )
     output.save_records(records)
     there = {record["id"] for record in records}
-    unfinished = sum(problem.id not in there for problem in problem_set.problems)
-    output.save_end(unfinished, result.kept, result.stopped, result.error, retries)
+    output.save_end(
+        unfinished=sum(problem.id not in there for problem in problem_set.problems),
+        kept=result.kept,
+        stopped=result.stopped,
+        error=str(result.error) if result.error else None,
+        retries=dict(retries),
+    )
 
 
 @dataclass
@@ -221,7 +195,7 @@ class Run:
                 await asyncio.sleep(0)  # a replayed record awaits nothing: let signals and the others in
 
         def interrupt() -> None:
-            bar.note("Stopping: waiting for the requests in flight (interrupt again to leave them).")
+            say("Stopping: waiting for the requests in flight (interrupt again to leave them).")
             self.stop("interrupted")
 
         with bar, on_interrupt(interrupt):
@@ -335,8 +309,7 @@ class Run:
             answer = await self._send(kind, messages)
             fields = answer.to_entry()
             usage = stated_usage(fields.pop("usage"), messages, answer.content)
-            time = datetime.now(timezone.utc).isoformat(timespec="seconds")
-            await self._store({"key": key, **facts, "time": time, "usage": usage, "answer": fields})
+            await self._store({"key": key, **facts, "time": now(), "usage": usage, "answer": fields})
             self.account.add(kind, usage)
         finally:
             self.account.release(cost)  # only now: while the answer is being written it is spent, but not booked

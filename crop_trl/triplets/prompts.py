@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .candidates import Candidate
+
 DEFAULT_TEMPLATES = Path(__file__).parent / "templates" / "v1"
 
 # What each template may hold; the first set must be there, or the model would not see what it has to work on.
@@ -51,26 +53,13 @@ MAX_REASON_CHARS = 1_500  # per candidate: a critic that rambles must not push t
 
 @dataclass(frozen=True)
 class Templates:
-    """
-    The four templates of one version.
-
-    Args:
-        texts (`Mapping[str, str]`): Template name to text.
-        version (`str`): Folder name and the first digits of a hash over all four texts.
-    """
+    """The four templates of one version."""
 
     texts: Mapping[str, str]
-    version: str
+    version: str  # name of the folder and the first digits of a hash over all four texts
 
     def generator_messages(self, problem: str, candidate_count: int, feedback: str = "") -> list[dict[str, str]]:
-        """
-        Chat messages that ask for candidates; `feedback` is what [`round_feedback`] made of an earlier round.
-
-        Args:
-            problem (`str`): The bare text.
-            candidate_count (`int`): How many to write.
-            feedback (`str`): Reasons of an earlier round.
-        """
+        """Chat messages that ask for candidates; `feedback` is what [`round_feedback`] made of an earlier round."""
         values = {"problem": problem, "candidate_count": str(candidate_count), "feedback": feedback}
         return self._messages("generator", values)
 
@@ -96,21 +85,14 @@ class Templates:
 
 
 def fill(template: str, values: Mapping[str, str]) -> str:
-    """
-    Put `values` into a template in one pass.
-
-    One pass, because a problem may itself contain `{feedback}`; and names only, because JSON and LaTeX are full of
-    braces that `str.format` would trip over.
-    """
+    """Put `values` into a template, in one pass: a problem may hold `{feedback}` itself, and braces of any kind."""
     return _PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), template)
 
 
 def load_templates(directory: str | Path | None = None) -> Templates:
     """
-    Read the four template files of a directory, by default those of the package.
-
-    Raises:
-        `ValueError`: a file is missing, lacks a placeholder that it needs, or holds one that nothing fills.
+    Read the four template files of a directory, by default those of the package. Raises `ValueError` where one is
+    missing, lacks a placeholder that it needs, or holds one that nothing fills.
     """
     folder = Path(directory) if directory else DEFAULT_TEMPLATES
     texts = {}
@@ -142,38 +124,21 @@ def _digest(texts: Any) -> str:
     return hashlib.sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def round_feedback(flaws: Iterable[str], candidates: Iterable[Any]) -> str:
-    """
-    The block that tells the generator why a round failed; empty when there is nothing to tell.
-
-    Args:
-        flaws (iterable of `str`): The round's flaws, as `"generator:not_json"`; the critic's own are not its business.
-        candidates (iterable of [`Candidate`]): The round's candidates.
-    """
+def round_feedback(flaws: Iterable[str], candidates: Iterable[Candidate]) -> str:
+    """What tells the generator why a round failed, or an empty text; the critic's own flaws are not its business."""
     named = [flaw.removeprefix("generator:") for flaw in flaws if flaw.startswith("generator:")]
     reasons = [f"In the reply as a whole: {FLAW_TEXTS[flaw]}." for flaw in named if flaw in FLAW_TEXTS]
-    for candidate in candidates:
-        local = [FLAW_TEXTS[candidate.incomplete]] if candidate.incomplete in FLAW_TEXTS else []
-        local += [violation.replace("_", " ") for violation in candidate.violations]
-        reasons.append(candidate_reason(candidate.number, candidate.fields, candidate.evaluation, local))
+    reasons += map(_candidate_reason, candidates)
     return FEEDBACK_OPENING.format(reasons="\n".join(f"- {reason}" for reason in reasons)) if reasons else ""
 
 
-def candidate_reason(
-    number: int, fields: Mapping[str, Any], evaluation: Mapping[str, Any] | None, local: Iterable[str]
-):
-    """
-    One paragraph on why a candidate was not taken, for the feedback.
-
-    Args:
-        number (`int`): Its number in its round.
-        fields (`Mapping`): The candidate as the generator wrote it.
-        evaluation (`Mapping` or `None`): The critic's evaluation, `None` when there is none.
-        local (iterable of `str`): What the checks without a model found.
-    """
+def _candidate_reason(candidate: Candidate) -> str:
+    """One paragraph on why a candidate was not taken."""
+    fields, evaluation = candidate.fields, candidate.evaluation
     change = fields.get("counterfactual_condition_description") or fields.get("counterfactual_description") or ""
-    parts = [f"Candidate {number} (changed to: {_flat(change)})."]
-    parts += [f"{violation}." for violation in local]
+    parts = [f"Candidate {candidate.number} (changed to: {_flat(change)})."]
+    parts += [f"{FLAW_TEXTS[candidate.incomplete]}."] if candidate.incomplete in FLAW_TEXTS else []
+    parts += [f"{violation.replace('_', ' ')}." for violation in candidate.violations]
     if evaluation is None:
         parts.append("It could not be judged.")
     else:

@@ -187,14 +187,7 @@ def _last_with_content(objects: list[dict[str, Any]], read: Callable[[dict[str, 
 
 
 def answer_flaw(content: str | None, refusal: str | None, finish_reason: str | None) -> str | None:
-    """
-    Why an answer cannot be read at all (`refusal`, `content_filter`, `cut_off`, `empty`), or `None`.
-
-    Args:
-        content (`str`, *optional*): Text of the answer.
-        refusal (`str`, *optional*): What the endpoint gave in its place.
-        finish_reason (`str`, *optional*): Why the answer ended.
-    """
+    """Why an answer cannot be read at all (`refusal`, `content_filter`, `cut_off`, `empty`), or `None`."""
     if refusal:
         return "refusal"
     if finish_reason == "content_filter":
@@ -244,10 +237,6 @@ def read_evaluations(content: str, count: int) -> tuple[dict[int, dict[str, Any]
 
     An evaluation counts only if it is complete, in range and the only one of its number: two evaluations of one
     candidate void each other, since nothing says which one is meant.
-
-    Args:
-        content (`str`): The critic's answer.
-        count (`int`): How many candidates it was given.
     """
 
     def read(answer: dict[str, Any]) -> tuple[dict[int, dict[str, Any]], int | None, Counter]:

@@ -15,23 +15,15 @@ from typing import Any
 import datasets
 
 from ..files import looks_like_path, read_jsonl
-from ..prompts import DEFAULT_PROMPT_TEMPLATE, check_template, wrap_problem
+from ..prompts import DEFAULT_PROMPT_TEMPLATE, PROMPT_COLUMNS, check_template, wrap_problem
 
-PROBLEM_FIELDS = ("original_problem", "paraphrase_problem", "counterfactual_problem")
-PROMPT_COLUMNS = ("prompt", "paraphrase_prompt", "counterfactual_prompt")
+PROBLEM_FIELDS = tuple(f"{kind}_problem" for kind in PROMPT_COLUMNS)
 FLAGS = ("triplet_complete", "usable_for_training", "validation_passed")
 
 
 @dataclass
 class AdapterReport:
-    """
-    How many records came in, how many became prompts, and why the others left.
-
-    Args:
-        total (`int`): Records read.
-        kept (`int`): Records that became prompts.
-        dropped (`Counter`): Reason to number of records; each record counts under its first reason.
-    """
+    """How many records came in, how many became prompts, why the others left (each under its first reason)."""
 
     total: int = 0
     kept: int = 0
@@ -62,37 +54,23 @@ def _variants(record: Mapping[str, Any], name: str, count: int) -> list[str]:
 
 
 def to_row(
-    record: Mapping[str, Any],
-    template: str = DEFAULT_PROMPT_TEMPLATE,
-    conversational: bool = True,
-    counterfactuals: int = 1,
-    paraphrases: int = 1,
-) -> dict:
-    """
-    One record as a dataset row: `prompt`, `paraphrase_prompt`, `counterfactual_prompt`, and `answer` and `id` where the
-    record has them. Conversational prompts are a single user turn. With more than one counterfactual or paraphrase the
-    row has the plural column too, holding the record's own and those of its `alternates`.
-
-    Args:
-        record (mapping): A triplet record.
-        template (`str`): Wrapper put round each problem.
-        conversational (`bool`): Chat messages or plain text.
-        counterfactuals, paraphrases (`int`): Most of each that a row has.
-    """
+    record: Mapping[str, Any], template: str, conversational: bool, counterfactuals: int, paraphrases: int
+) -> dict[str, Any]:
+    """One record as a dataset row, see [`build_dataset`]."""
 
     def prompt(problem: str):
         text = wrap_problem(problem, template)
         return [{"role": "user", "content": text}] if conversational else text
 
     row: dict[str, Any] = {
-        column: prompt(record[name]) for column, name in zip(PROMPT_COLUMNS, PROBLEM_FIELDS, strict=True)
+        column: prompt(record[name]) for column, name in zip(PROMPT_COLUMNS.values(), PROBLEM_FIELDS, strict=True)
     }
-    for name, count in (("paraphrase", paraphrases), ("counterfactual", counterfactuals)):
+    for kind, count in (("paraphrase", paraphrases), ("counterfactual", counterfactuals)):
         if count > 1:
-            texts = _variants(record, f"{name}_problem", count)
-            row[f"{name}_prompts"] = [prompt(text) for text in texts]
-    row["answer"] = None if record.get("answer") is None else str(record["answer"])
-    row["id"] = None if record.get("id") is None else str(record["id"])
+            texts = _variants(record, f"{kind}_problem", count)
+            row[f"{PROMPT_COLUMNS[kind]}s"] = [prompt(text) for text in texts]
+    for name in ("answer", "id"):
+        row[name] = None if record.get(name) is None else str(record[name])
     return row
 
 
@@ -121,9 +99,10 @@ def build_dataset(
         template (`str`, *optional*):
             Answer-format wrapper holding `{problem}` once, put around all problems alike.
         conversational (`bool`, *optional*, defaults to `True`):
-            Prompts as chat messages (the chat template is applied by the trainer) or as plain text.
+            Prompts as chat messages, a single user turn (the trainer applies the chat template), or as plain text.
         counterfactuals, paraphrases (`int`, *optional*, defaults to `1`):
-            How many of each to use at most; beyond the first they come from a record's `alternates`.
+            How many of each to use at most; beyond the first they come from a record's `alternates`, and the row has
+            the plural column too.
 
     Returns:
         The dataset and an [`AdapterReport`].
@@ -158,18 +137,7 @@ def build_dataset(
 
 
 def load_records(source: str, split: str = "train", setting: str = "dataset_name") -> list[dict[str, Any]]:
-    """
-    Read triplet records, or other rows, from a JSONL file or a hub dataset; errors name `setting`.
-
-    Args:
-        source (`str`): A file, or a hub dataset's name.
-        split (`str`): Of a hub dataset.
-        setting (`str`): Name under which the user knows `source`.
-
-    Raises:
-        `FileNotFoundError`: `source` looks like a path and no such file exists.
-        `FileFormatError`: a line that is not a JSON object.
-    """
+    """Read triplet records, or other rows, from a JSONL file or a hub dataset; errors name `setting`."""
     path = Path(source)
     if path.is_file():
         return read_jsonl(path)
@@ -203,5 +171,9 @@ def load_triplets(
         template (`str`): Wrapper put round each problem.
         conversational (`bool`): Chat messages or plain text.
         counterfactuals, paraphrases (`int`): Most of each that a row has.
+
+    Raises:
+        `FileNotFoundError`: `source` looks like a path and no such file exists.
+        `ValueError`: nothing that can be read, or no record fit for training.
     """
     return build_dataset(load_records(source, split), template, conversational, counterfactuals, paraphrases)

@@ -1,11 +1,8 @@
 """A person's check: a page with a sample of triplets, and what comes back from it."""
 
-import difflib
 import json
 import random
-import re
-from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
+from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -14,32 +11,18 @@ import jinja2
 from tqdm import tqdm
 
 from ..files import write_text
+from ..text import word_changes
+from .candidates import PASSED
 from .ledger import Ledger
-from .outputs import OutputDirectory, text_hash
+from .outputs import OutputDirectory, now, text_hash
+from .record import PROBLEM_FIELDS
 from .report import write_report
 
 VERDICTS = ("accept", "reject", "unsure")
-# Products of two texts' lengths in words; a problem of the usual length is far below the first.
-FULL_COMPARISON, LONGEST_COMPARISON = 1_000_000, 25_000_000
-# LaTeX commands, numbers and words as wholes, so that a difference marks what a reader would call one thing.
-_TOKEN = re.compile(r"\\[A-Za-z]+|\d+(?:[.,]\d+)*|\w+|\s+|.", re.DOTALL)
 
 
 def write_review_page(directory: str, count: int, seed: int = 42) -> Path:
-    """
-    Write a self-contained HTML page with a seeded sample of the complete triplets, accepted or not.
-
-    Args:
-        directory (`str`): Output directory of a run.
-        count (`int`): Size of the sample.
-        seed (`int`, *optional*, defaults to 42): The same seed draws the same sample from the same records.
-
-    Returns:
-        Path of the page.
-
-    Raises:
-        `ValueError`: no run in this directory, no complete triplet, or a count below 1.
-    """
+    """Write a self-contained HTML page with a seeded sample of the complete triplets, accepted or not."""
     if count < 1:
         raise ValueError(f"`review` is {count}; give at least 1.")
     output = OutputDirectory(directory)
@@ -62,18 +45,9 @@ def apply_review(directory: str, verdicts: str | Path) -> str:
     """
     Take over the verdicts that the review page saved: rejected triplets lose `validation_passed`.
 
-    Verdicts are kept in the directory and hold for later runs too, as long as the texts stay the same.
-
-    Args:
-        directory (`str`): Output directory of a run.
-        verdicts (`str` or `Path`): The JSON file.
-
-    Returns:
-        The report, with how people and critic agree.
-
-    Raises:
-        `ValueError`: the file is not what the page saves, or speaks of records that are not there.
-        `LedgerError`: a run is going on in the directory.
+    Verdicts are kept in the directory and hold for later runs too, as long as the texts stay the same. Returns the
+    report, with how people and critic agree; raises `ValueError` where the file is not what the page saves or speaks
+    of records that are not there, or a run is going on in the directory.
     """
     output = OutputDirectory(directory)
     output.load_run()
@@ -95,61 +69,24 @@ def apply_review(directory: str, verdicts: str | Path) -> str:
     return write_report(directory)
 
 
-def mark_differences(text: str, against: Mapping[str, str]) -> list[tuple[str, str]]:
-    """
-    Cut a text into pieces by how its words differ from other texts.
-
-    Args:
-        text (`str`): The text to show.
-        against (`Mapping[str, str]`): Mark to the text whose absent words get it; the last mark wins.
-
-    Returns:
-        Pairs of mark (empty: the same everywhere) and piece; the pieces joined are the text.
-    """
-    words = _TOKEN.findall(text)
-    marks = [""] * len(words)
-    for mark, other in against.items():
-        for start, end in _differing(_TOKEN.findall(other), words):
-            marks[start:end] = [mark] * (end - start)
-    pairs = groupby(zip(marks, words, strict=True), key=lambda pair: pair[0])
-    return [(mark, "".join(word for _, word in group)) for mark, group in pairs]
-
-
-def _differing(other: Sequence[str], words: Sequence[str]) -> list[tuple[int, int]]:
-    """
-    Where `words` differ from `other`: start and end of each stretch.
-
-    The time of a full comparison grows with the product of the lengths. Beyond `FULL_COMPARISON` words that are
-    frequent tell nothing, and beyond `LONGEST_COMPARISON` all between the first and the last difference counts as one.
-    """
-    shorter = min(len(other), len(words))
-    start = next((n for n in range(shorter) if other[n] != words[n]), shorter)
-    tail = next((n for n in range(shorter - start) if other[-1 - n] != words[-1 - n]), shorter - start)
-    other, words = other[start : len(other) - tail], words[start : len(words) - tail]
-    product = len(other) * len(words)
-    if product > LONGEST_COMPARISON:
-        return [(start, start + len(words))]
-    matcher = difflib.SequenceMatcher(None, other, words, autojunk=product > FULL_COMPARISON)
-    return [(start + a, start + b) for operation, _, _, a, b in matcher.get_opcodes() if operation != "equal"]
-
-
 def _item(record: Mapping[str, Any]) -> dict[str, Any]:
-    texts = {name: record[f"{name}_problem"] for name in ("original", "paraphrase", "counterfactual")}
-
-    changed = _TOKEN.findall(texts["counterfactual"])
-
-    def distance(name: str) -> int:
-        return sum(end - start for start, end in _differing(_TOKEN.findall(texts[name]), changed))
-
+    original, paraphrase, counterfactual = (record[name] for name in PROBLEM_FIELDS)
     # A counterfactual is worded after one of the two others; against that one only the changed condition stands out.
-    nearer = min(("original", "paraphrase"), key=distance)
-    against: dict[str, dict[str, str]] = {
-        "original": {},
-        "paraphrase": {"reworded": texts["original"]},
-        "counterfactual": {"changed": texts[nearer]},
+    bases = {"original": original, "paraphrase": paraphrase}
+    changes = {name: word_changes(base, counterfactual) for name, base in bases.items()}
+    nearer = min(bases, key=lambda name: sum(len(piece) for piece, changed in changes[name] if changed))
+    texts = {
+        "original": [(piece, "") for piece, _ in word_changes(original, original)],
+        "paraphrase": [(piece, changed and "reworded") for piece, changed in word_changes(original, paraphrase)],
+        "counterfactual": [(piece, changed and "changed") for piece, changed in changes[nearer]],
     }
-    against[nearer]["changed"] = texts["counterfactual"]
-    marked = {name: mark_differences(text, against[name]) for name, text in texts.items()}
+    # What the counterfactual no longer says is marked in the text that it is worded after.
+    gone = word_changes(counterfactual, bases[nearer])
+    texts[nearer] = [(p, "changed" if out else mark) for (p, out), (_, mark) in zip(gone, texts[nearer], strict=True)]
+    marked = {
+        name: [(mark, "".join(piece for piece, _ in group)) for mark, group in groupby(pieces, lambda pair: pair[1])]
+        for name, pieces in texts.items()
+    }
     return {"record": record, "text_hash": text_hash(record), "texts": marked, "nearer": nearer}
 
 
@@ -164,7 +101,7 @@ def _read_verdicts(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
         raise ValueError(f"{problem}save it again from the page.") from None
     if not isinstance(items, list):
         raise ValueError(f"{problem}`verdicts` must be a list.")
-    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    time = now()
     verdicts: dict[tuple[str, str], dict[str, Any]] = {}
     seen: set[str] = set()
     for item in items:
@@ -178,11 +115,11 @@ def _read_verdicts(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
         if item["id"] in seen:
             raise ValueError(f"{problem}it has two verdicts on {item['id']}; leave the one that holds.")
         seen.add(item["id"])
-        verdicts[item["id"], item["text_hash"]] = {"verdict": item["verdict"], "note": note, "time": now}
+        verdicts[item["id"], item["text_hash"]] = {"verdict": item["verdict"], "note": note, "time": time}
     return verdicts
 
 
 def _without_verdict(record: Mapping[str, Any]) -> dict[str, Any]:
     record = {name: value for name, value in record.items() if name != "human_review"}
-    passed = record["status"] in ("strict_pass", "repaired_pass")
+    passed = record["status"] in PASSED
     return record | {"usable_for_training": record["triplet_complete"], "validation_passed": passed}

@@ -112,32 +112,23 @@ class TripletSettings:
             self.input = [str(self.input)]
         if self.input_template is not None:
             check_template(self.input_template, "input_template")
-        for name in ("candidates", "rounds", "concurrency"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "give at least 1")
-        for name in ("malformed_retries", "max_retries", "max_backoff", "temperature"):
+        above_zero = (lambda value: 0 < value < math.inf, "give more than 0, or leave it out")
+        not_negative = (lambda value: 0 <= value < math.inf, "give 0 or more")
+        price = (not_negative[0], "give dollars per million tokens, 0 or more")
+        checks = {
+            **dict.fromkeys(("candidates", "rounds", "concurrency"), (lambda value: value >= 1, "give at least 1")),
+            **dict.fromkeys(("malformed_retries", "max_retries", "max_backoff", "temperature"), not_negative),
+            **dict.fromkeys(("limit", "max_completion_tokens", "max_cost", "timeout"), above_zero),
+            **dict.fromkeys(("price_input", "price_output", "price_cached_input"), price),
+            "threshold": (lambda value: 0 <= value <= 1, "give a number from 0 to 1"),
+            "response_format": (RESPONSE_FORMATS.__contains__, f"choose one of {', '.join(RESPONSE_FORMATS)}"),
+            "model": (str.strip, "name a model"),
+            "api_key_env": (lambda name: name and "=" not in name, "give the name of an environment variable"),
+        }
+        for name, (check, remedy) in checks.items():
             value = getattr(self, name)
-            _require(value is None or 0 <= value < math.inf, name, value, "give 0 or more")
-        for name in ("limit", "max_completion_tokens", "max_cost", "timeout"):
-            value = getattr(self, name)
-            _require(value is None or 0 < value < math.inf, name, value, "give more than 0, or leave it out")
-        for name in ("price_input", "price_output", "price_cached_input"):
-            value = getattr(self, name)
-            _require(value is None or 0 <= value < math.inf, name, value, "give dollars per million tokens, 0 or more")
-        _require(0 <= self.threshold <= 1, "threshold", self.threshold, "give a number from 0 to 1")
-        _require(
-            self.response_format in RESPONSE_FORMATS,
-            "response_format",
-            self.response_format,
-            f"choose one of {', '.join(RESPONSE_FORMATS)}",
-        )
+            _require(value is None or check(value), name, value, remedy)
         self.extra_fields()
-        _require(bool(self.model.strip()), "model", self.model, "name a model")
-        _require(
-            bool(self.api_key_env) and "=" not in self.api_key_env,
-            "api_key_env",
-            self.api_key_env,
-            "give the name of an environment variable",
-        )
         try:
             url = urlsplit(self.endpoint)
             reachable = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
@@ -157,12 +148,7 @@ class TripletSettings:
         return self.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
 
     def api_key(self) -> str:
-        """
-        The key from the environment; a placeholder for endpoints other than OpenAI's, which may not want one.
-
-        Raises:
-            `ValueError`: no key, and the endpoint is OpenAI's; or what is there can be no key.
-        """
+        """The key from the environment; a placeholder for endpoints other than OpenAI's, which may not want one."""
         key = os.environ.get(self.api_key_env, "").strip()
         if not all("!" <= character <= "~" for character in key):
             raise ValueError(
@@ -200,7 +186,7 @@ class TripletSettings:
         return {"model": self.model, **self.sampling(), **limit}
 
 
-def _require(condition: bool, name: str, value: Any, remedy: str) -> None:
+def _require(condition: Any, name: str, value: Any, remedy: str) -> None:
     if not condition:
         raise ValueError(f"`{name}` is {value!r}; {remedy}.")
 

@@ -1,6 +1,7 @@
 """The problems that triplets are made of: reading them, taking wrappers off, screening."""
 
 import os.path
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -9,7 +10,6 @@ from typing import Any
 from ..prompts import DEFAULT_PROMPT_TEMPLATE, unwrap_problem
 from .record import load_records
 from .settings import TripletSettings
-from .validation import unclean_reason
 
 # DAPO-Math-17k, as published on the hub, wraps every problem in this.
 DAPO_TEMPLATE = (
@@ -21,19 +21,27 @@ KNOWN_WRAPPERS = (DEFAULT_PROMPT_TEMPLATE, DAPO_TEMPLATE)
 SHORTEST_WRAPPER = 30  # characters that every problem begins or ends with, before they are taken for a wrapper
 
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # Unicode category Cc without tab and newline
+_LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")  # JSON can carry one ("\\ud83d"), UTF-8 cannot
+
+
+def folded(text: str) -> str:
+    """A text whose white space does not matter."""
+    return " ".join(text.split())
+
+
+def unclean_reason(text: str) -> str | None:
+    """`empty`, `control_characters` or `invalid_unicode` for a text that cannot be a problem, else `None`."""
+    if not text.strip():
+        return "empty"
+    if _CONTROL.search(text):
+        return "control_characters"
+    return "invalid_unicode" if _LONE_SURROGATE.search(text) else None
+
+
 @dataclass(frozen=True)
 class Problem:
-    """
-    One problem.
-
-    Args:
-        id (`str`): Unique within a run.
-        text (`str`): The bare problem.
-        answer (`str`, *optional*): Its answer.
-        excluded (`str`, *optional*):
-            Why no triplet is made of it: `not_text` (a number, nothing, chat messages without a user turn of text),
-            `empty`, `control_characters`, `invalid_unicode`.
-    """
+    """One problem. `excluded`: why no triplet is made of it, a reason of [`unclean_reason`] or `not_text`."""
 
     id: str
     text: str
@@ -43,16 +51,7 @@ class Problem:
 
 @dataclass
 class ProblemSet:
-    """
-    The problems of a run.
-
-    Args:
-        problems (`list[Problem]`): In the order of the input.
-        duplicates (`dict`): `groups` of texts that are equal up to white space, `rows` that repeat an earlier one,
-            `identical` (those of them that repeat it to the letter, and so cost nothing), `conflicting_answers`
-            (groups with more than one answer), `left_out`, and the first `examples`.
-        notes (`list[str]`): What the user should look at.
-    """
+    """The problems of a run, in the order of the input; what repeats in them; what the user should look at."""
 
     problems: list[Problem]
     duplicates: dict[str, Any] = field(default_factory=dict)
@@ -60,13 +59,7 @@ class ProblemSet:
 
 
 def read_problems(settings: TripletSettings) -> ProblemSet:
-    """
-    Read and screen the input of `settings`.
-
-    Raises:
-        `FileNotFoundError`: a file that is not there.
-        `ValueError`: no input, a column that is not there, or an id that two rows share.
-    """
+    """Read and screen the input of `settings`; what cannot work is a `ValueError`, or a `FileNotFoundError`."""
     if not settings.input:
         raise ValueError("`input` is empty; give one or more JSONL files, or a hub dataset's name.")
     rows = [row for source in settings.input for row in load_records(source, settings.split, "input")]
@@ -149,7 +142,7 @@ def _find_duplicates(problem_set: ProblemSet, leave_out: bool) -> None:
     groups: dict[str, list[Problem]] = defaultdict(list)
     for problem in problem_set.problems:
         if problem.excluded not in ("not_text", "empty"):
-            groups[" ".join(problem.text.split())].append(problem)
+            groups[folded(problem.text)].append(problem)
     repeated = [group for group in groups.values() if len(group) > 1]
     problem_set.duplicates = {
         "groups": len(repeated),

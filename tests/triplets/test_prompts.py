@@ -3,8 +3,8 @@ import shutil
 
 import pytest
 
+from crop_trl.triplets.candidates import Candidate
 from crop_trl.triplets.prompts import DEFAULT_TEMPLATES, fill, load_templates, round_feedback
-from crop_trl.triplets.validation import Candidate
 
 
 def copy_templates(tmp_path):

@@ -7,11 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crop_trl.files import FileFormatError, read_jsonl
-from crop_trl.prompts import DEFAULT_PROMPT_TEMPLATE, check_template, unwrap_problem, wrap_problem
+from crop_trl.prompts import DEFAULT_PROMPT_TEMPLATE, PROMPT_COLUMNS, check_template, unwrap_problem, wrap_problem
 from crop_trl.triplets.record import (
     FLAGS,
     PROBLEM_FIELDS,
-    PROMPT_COLUMNS,
     build_dataset,
     load_records,
     load_triplets,
@@ -129,7 +128,7 @@ def test_problems_must_be_text(name, value):
 def test_conversational_rows():
     dataset, report = build_dataset([record()], "Solve: {problem}!")
     row = dataset[0]
-    for column, name in zip(PROMPT_COLUMNS, PROBLEM_FIELDS):
+    for column, name in zip(PROMPT_COLUMNS.values(), PROBLEM_FIELDS):
         assert row[column] == [{"role": "user", "content": f"Solve: {record()[name]}!"}]
     assert (row["answer"], row["id"]) == ("6", "p1")
     assert str(report) == "1 of 1 records kept"
@@ -137,12 +136,12 @@ def test_conversational_rows():
 
 def test_plain_rows():
     dataset, _ = build_dataset([record()], "{problem}", conversational=False)
-    assert [dataset[0][column] for column in PROMPT_COLUMNS] == [record()[name] for name in PROBLEM_FIELDS]
+    assert [dataset[0][column] for column in PROMPT_COLUMNS.values()] == [record()[name] for name in PROBLEM_FIELDS]
 
 
 def test_default_wrapper_goes_round_all_three():
     dataset, _ = build_dataset([record()], conversational=False)
-    for column, name in zip(PROMPT_COLUMNS, PROBLEM_FIELDS):
+    for column, name in zip(PROMPT_COLUMNS.values(), PROBLEM_FIELDS):
         assert dataset[0][column] == wrap_problem(record()[name])
 
 

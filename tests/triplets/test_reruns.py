@@ -159,7 +159,7 @@ def test_a_run_killed_between_its_two_files_leaves_one_record_of_a_kind(start_se
     incomplete = output.incomplete.read_text()
     generate(url, source, output.path)
     output.incomplete.write_text(incomplete)  # as it stood when triplets.jsonl had been replaced already
-    leftover = output.path / f".{output.incomplete.name}.4711.tmp"
+    leftover = output.path / f".{output.incomplete.name}.4711.partial"
     leftover.write_text("half a fi")
     assert [record["status"] for record in output.load_records()] == ["strict_pass"]
     assert generate(url, source, output.path).requests == 0 and output.incomplete.read_text() == ""

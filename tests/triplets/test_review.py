@@ -1,18 +1,17 @@
 """The person's check: the page, and what comes back from it."""
 
 import json
-import random
 import re
-import time
 
 import pytest
 from triplets.running import REPORTED
 
-from crop_trl.triplets.ledger import Ledger, LedgerError
+from crop_trl.files import InUseError
+from crop_trl.triplets.ledger import Ledger
 from crop_trl.triplets.outputs import OutputDirectory
 from crop_trl.triplets.pipeline import generate_triplets
 from crop_trl.triplets.record import load_triplets
-from crop_trl.triplets.review import apply_review, mark_differences, write_review_page
+from crop_trl.triplets.review import apply_review, write_review_page
 from crop_trl.triplets.settings import TripletSettings
 
 
@@ -110,17 +109,29 @@ def test_what_is_no_review_is_refused(output, tmp_path, text):
 def test_a_review_waits_for_no_run(output, tmp_path):
     path = tmp_path / "review.json"
     path.write_text('{"verdicts": []}')
-    with Ledger(OutputDirectory(output).ledger), pytest.raises(LedgerError, match="in use"):
+    with Ledger(OutputDirectory(output).ledger), pytest.raises(InUseError, match="in use"):
         apply_review(output, path)
 
 
-def test_differences_are_marked_by_word():
-    pieces = mark_differences(
-        "a $\\frac{13}{4}$ b c", {"reworded": "a $\\frac{12}{4}$ b", "changed": "a $\\frac{13}{4}$ x c"}
-    )
-    assert "".join(text for _, text in pieces) == "a $\\frac{13}{4}$ b c"
-    assert [piece for piece in pieces if piece[0]] == [("reworded", "13"), ("changed", "b"), ("reworded", " c")]
-    assert mark_differences("same", {}) == [("", "same")]
+def test_differences_are_marked_by_word(output):
+    """The counterfactual against the text that it is worded after, the paraphrase against the original."""
+    directory = OutputDirectory(output)
+    texts = {
+        "original_problem": "Let $x = \\frac{12}{4}$. Find it.",
+        "paraphrase_problem": "What is $x = \\frac{12}{4}$?",
+        "counterfactual_problem": "Let $x = \\frac{13}{4}$. Find it.",
+    }
+    directory.save_records([record | texts for record in directory.load_records()[:1]])
+    html = write_review_page(output, 1).read_text()
+    shown = re.findall(r'<h2>(.*?)</h2><div class="text">(.*?)</div>', html)
+    assert shown == [
+        ("original", 'Let $x = \\frac{<mark class="changed">12</mark>}{4}$. Find it.'),
+        (
+            "paraphrase",
+            '<mark class="reworded">What is</mark> $x = \\frac{12}{4}$<mark class="reworded">?</mark>',
+        ),
+        ("counterfactual vs original", 'Let $x = \\frac{<mark class="changed">13</mark>}{4}$. Find it.'),
+    ]
 
 
 def test_cohens_kappa_needs_verdicts_of_both_kinds(output, tmp_path):
@@ -142,17 +153,3 @@ def test_cohens_kappa_needs_verdicts_of_both_kinds(output, tmp_path):
     assert "Agreement: 15 of 19 (78.95 %), Cohen's kappa 0.57" in applied(
         lambda i: "accept" if critic[i] and i not in lost else "reject"
     )
-
-
-def test_long_texts_are_compared_in_reasonable_time():
-    words = [f"w{n % 50}" for n in range(15_000)]
-    started = time.perf_counter()
-    changed = words.copy()
-    changed[7_000] = "x"
-    assert [p for p in mark_differences(" ".join(changed), {"changed": " ".join(words)}) if p[0]] == [("changed", "x")]
-    shuffled = random.Random(0).sample(words, len(words))
-    pieces = mark_differences(" ".join(shuffled), {"changed": " ".join(words)})
-    assert "".join(text for _, text in pieces) == " ".join(shuffled) and any(mark for mark, _ in pieces)
-    middle = random.Random(0).sample(words[:2_000], 2_000)
-    mark_differences(" ".join(middle), {"changed": " ".join(words[:2_000])})
-    assert time.perf_counter() - started < 10

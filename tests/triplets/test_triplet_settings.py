@@ -23,7 +23,7 @@ from crop_trl.triplets.settings import TripletSettings
         ("--output problems.jsonl --report", "`output` 'problems.jsonl' holds no run"),
         (
             "--input problems.jsonl --output problems.jsonl --base-url http://127.0.0.1:9/v1",
-            "cannot be made (File exists)",
+            "cannot be written (File exists)",
         ),
     ],
 )

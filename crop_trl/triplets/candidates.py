@@ -1,27 +1,20 @@
-"""What is made of a candidate: checks without a model, acceptance and ranking."""
+"""What is made of a candidate: checks without a model, acceptance, ranking, and at last the record."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..prompts import unwrap_problem
 from .reading import CONFIDENCES
+from .record import FLAGS
+from .source import Problem, unclean_reason
+
+STATUSES = ("strict_pass", "repaired_pass", "needs_review", "pending_repair", "excluded_input")
+PASSED = STATUSES[:2]
 
 # --- checks without a model ------------------------------------------------------------------------------------------
-
-
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # Unicode category Cc without tab and newline
-_LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")  # JSON can carry one ("\\ud83d"), UTF-8 cannot
-
-
-def unclean_reason(text: str) -> str | None:
-    """`empty`, `control_characters` or `invalid_unicode` for a text that cannot be a problem, else `None`."""
-    if not text.strip():
-        return "empty"
-    if _CONTROL.search(text):
-        return "control_characters"
-    return "invalid_unicode" if _LONE_SURROGATE.search(text) else None
 
 
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
@@ -39,12 +32,7 @@ def missing_numbers(original: str, paraphrase: str) -> list[str]:
 
 
 def local_violations(original: str, paraphrase: str, counterfactual: str) -> list[str]:
-    """
-    What is wrong with a complete candidate for a reason that needs no model; any of them prevents acceptance.
-
-    Args:
-        original, paraphrase, counterfactual (`str`): The three bare problems.
-    """
+    """What is wrong with a complete candidate for a reason that needs no model; any of them prevents acceptance."""
 
     def same(a: str, b: str) -> bool:
         return a.split() == b.split()
@@ -67,26 +55,15 @@ def local_violations(original: str, paraphrase: str, counterfactual: str) -> lis
 
 @dataclass
 class Candidate:
-    """
-    One candidate with all that is known of it.
-
-    Args:
-        round (`int`): The round it was written in, from 1.
-        number (`int`): Its place among the generator's candidates of that round, from 1.
-        fields (`dict`): What the generator wrote, the two problems freed of a wrapper and of white space around them.
-        evaluation (`dict`, *optional*): The critic's evaluation; `None` when it is missing.
-        incomplete (`str`, *optional*): Why a text is missing or unclean (see [`unclean_reason`]).
-        violations (`list[str]`): From [`local_violations`].
-        warnings (`list[str]`): What a person may want to look at; does not prevent acceptance.
-    """
+    """One candidate with all that is known of it; rounds and candidates are numbered from 1."""
 
     round: int
     number: int
-    fields: dict[str, str]
-    evaluation: dict[str, Any] | None = None
-    incomplete: str | None = None
+    fields: dict[str, str]  # what the generator wrote, the problems without a wrapper and white space around them
+    evaluation: dict[str, Any] | None = None  # the critic's
+    incomplete: str | None = None  # why a text is missing or unclean
     violations: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)  # what a person may want to look at; prevents nothing
 
     @property
     def rank(self) -> tuple:
@@ -106,16 +83,10 @@ class Candidate:
         )
 
 
-def check_candidate(original: str, fields: Mapping[str, str], round: int, number: int, wrappers: Iterable[str]):
-    """
-    Build a [`Candidate`] and run every check that needs no model.
-
-    Args:
-        original (`str`): The bare problem.
-        fields (mapping): What the generator wrote of the candidate.
-        round, number (`int`): Of its request, and of the candidate in it.
-        wrappers (iterable of `str`): Answer-format wrappers to take off.
-    """
+def check_candidate(
+    original: str, fields: Mapping[str, str], round: int, number: int, wrappers: Iterable[str]
+) -> Candidate:
+    """A [`Candidate`] without the wrappers, after every check that needs no model."""
     fields = dict(fields)
     for name in ("paraphrase_problem", "counterfactual_problem"):
         for wrapper in wrappers:
@@ -168,18 +139,79 @@ def rejection_reasons(evaluation: Mapping[str, Any], threshold: float) -> list[s
     return [name for name, is_failed in failed.items() if is_failed]
 
 
-def best_first(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Candidates in the order of [`Candidate.rank`]. What the critic says it selected plays no part."""
-    return sorted(candidates, key=lambda candidate: candidate.rank)
+# --- records ---------------------------------------------------------------------------------------------------------
 
 
-def distinct_counterfactuals(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Without candidates whose counterfactual, white space aside, an earlier one has already."""
-    seen: set[tuple[str, ...]] = set()
-    kept = []
-    for candidate in candidates:
-        text = tuple(candidate.fields["counterfactual_problem"].split())
-        if text not in seen:
-            seen.add(text)
-            kept.append(candidate)
-    return kept
+@dataclass
+class Round:
+    """What one round of requests brought."""
+
+    candidates: list[Candidate] = field(default_factory=list)  # those that have every field
+    flaws: Counter = field(default_factory=Counter)  # "generator:not_json", "critic:duplicate_number", ... -> how often
+    selected: int | None = None  # the number that the critic says it selected; kept to be compared, never used
+    critic_asked: bool = False
+    failed: str | None = None  # why a request got no answer: a rerun goes on here
+    models: dict[str, str | None] = field(default_factory=dict)  # kind of request -> the model that says it served it
+
+    def summary(self, threshold: float) -> dict[str, Any]:
+        """The round as a record keeps it."""
+        return {
+            "candidates": len(self.candidates),
+            "evaluated": sum(candidate.evaluation is not None for candidate in self.candidates),
+            "passed": sum(candidate.passes(threshold) for candidate in self.candidates),
+            "critic_asked": self.critic_asked,
+            "critic_selected": self.selected,
+            "flaws": dict(self.flaws),
+            "failed": self.failed,
+            "models": self.models,
+        }
+
+
+def excluded_record(problem: Problem) -> dict[str, Any]:
+    """The record of a problem that was screened out."""
+    return _record(problem, "excluded_input", None, []) | {"excluded_reason": problem.excluded}
+
+
+def build_record(problem: Problem, rounds: list[Round], threshold: float, templates: str) -> dict[str, Any]:
+    """The record of a problem after its rounds: the best candidate, and the other passing ones as `alternates`."""
+    complete = [c for r in rounds for c in r.candidates if c.incomplete is None]
+    complete.sort(key=lambda candidate: candidate.rank)  # what the critic says it selected plays no part
+    passing: dict[tuple[str, ...], Candidate] = {}
+    for candidate in complete:
+        if candidate.passes(threshold):  # white space makes no other counterfactual
+            passing.setdefault(tuple(candidate.fields["counterfactual_problem"].split()), candidate)
+    chosen, *others = [*passing.values()] or complete[:1] or [None]
+    if passing:
+        status = "strict_pass" if chosen.round == 1 else "repaired_pass"
+    else:
+        status = "needs_review" if chosen else "pending_repair"
+    record = _record(problem, status, chosen, others)
+    return record | {"rounds": [r.summary(threshold) for r in rounds], "templates": templates}
+
+
+def _record(problem: Problem, status: str, chosen: Candidate | None, others: list[Candidate]) -> dict[str, Any]:
+    complete = chosen is not None
+    record = {
+        "id": problem.id,
+        "original_problem": problem.text,
+        "paraphrase_problem": None,
+        "counterfactual_problem": None,
+        "answer": problem.answer,
+        "status": status,
+        **dict(zip(FLAGS, (complete, complete, status in PASSED), strict=True)),
+        "critic": None,
+        "alternates": [_of_candidate(other) for other in others],
+        "violations": [],
+        "warnings": [],
+    }
+    return record | (_of_candidate(chosen) | {"violations": chosen.violations} if chosen else {})
+
+
+def _of_candidate(candidate: Candidate) -> dict[str, Any]:
+    return {
+        **candidate.fields,
+        "critic": candidate.evaluation,
+        "round": candidate.round,
+        "candidate_number": candidate.number,
+        "warnings": candidate.warnings,
+    }

@@ -5,19 +5,18 @@ import pytest
 from triplets import scripted_server
 
 from crop_trl.prompts import DEFAULT_PROMPT_TEMPLATE, wrap_problem
-from crop_trl.triplets.outcome import Round, build_record
-from crop_trl.triplets.reading import CONFIDENCES
-from crop_trl.triplets.record import reason_to_drop
-from crop_trl.triplets.source import KNOWN_WRAPPERS, Problem
-from crop_trl.triplets.validation import (
+from crop_trl.triplets.candidates import (
     Candidate,
-    best_first,
+    Round,
+    build_record,
     check_candidate,
     local_violations,
     missing_numbers,
     rejection_reasons,
-    unclean_reason,
 )
+from crop_trl.triplets.reading import CONFIDENCES
+from crop_trl.triplets.record import reason_to_drop
+from crop_trl.triplets.source import KNOWN_WRAPPERS, Problem, unclean_reason
 
 ORIGINAL = "A box holds 12 red and 30 blue balls. How many balls are there?"
 FIELDS = scripted_server.candidate(ORIGINAL, 1)
@@ -117,7 +116,7 @@ def test_ranking():
         candidate(2, 2),
         Candidate(1, 9, FIELDS),
     ]
-    assert best_first(reversed(order)) == order
+    assert sorted(reversed(order), key=lambda candidate: candidate.rank) == order
 
 
 def record(*candidates, threshold=0.85):
