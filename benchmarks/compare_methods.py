@@ -2,12 +2,11 @@
 
     python benchmarks/compare_methods.py --methods crop random opd crop-bottom --seeds 0 1 2 --output runs/compare
 
-Runs are separate processes of examples/train_crop.py, `--jobs` at a time with `--threads` threads each. A run whose
+Runs are separate processes of `crop-trl train`, `--jobs` at a time with `--threads` threads each. A run whose
 result is there already is not repeated. What follows `--` goes to every run.
 """
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -17,15 +16,17 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from crop_trl.training.results import FILE, RunResult
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def run(method: str, seed: int, output: Path, threads: int, extra: list[str]) -> dict:
-    """One training run; returns what it wrote to result.json."""
+def run(method: str, seed: int, output: Path, threads: int, extra: list[str]) -> RunResult:
+    """One training run, and its result."""
     folder = output / f"{method}-seed{seed}"
-    result = folder / "result.json"
+    result = folder / FILE
     if not result.exists():
-        command = [sys.executable, "examples/train_crop.py", "--config", "examples/configs/tiny_math.yaml"]
+        command = [sys.executable, "-m", "crop_trl.commands.train", "--config", "examples/configs/tiny_math.yaml"]
         command += ["--use_cpu", "true", "--method", method, "--seed", str(seed), "--output_dir", str(folder)]
         command += ["--heatmap", "false", "--disable_tqdm", "true", *extra]
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""}
@@ -33,7 +34,7 @@ def run(method: str, seed: int, output: Path, threads: int, extra: list[str]) ->
         if done.returncode:
             raise RuntimeError(f"{method}, seed {seed} failed:\n{done.stderr[-2000:]}")
         (folder / "log.txt").write_text(done.stdout)
-    return {**json.loads(result.read_text()), "seed": seed}
+    return RunResult.read(result)
 
 
 def main() -> None:
@@ -54,10 +55,10 @@ def main() -> None:
     print("| method | before | after, by seed | mean | standard deviation |")
     print("|---|---|---|---|---|")
     for method in args.methods:
-        rows = [r for r in results if r["method"] == method]
-        after = [r["accuracy_after"] for r in rows]
+        rows = [r for r in results if r.method == method]
+        after = [r.accuracy_after for r in rows]
         spread = f"{statistics.stdev(after):.3f}" if len(after) > 1 else "-"
-        before = statistics.mean(r["accuracy_before"] for r in rows)
+        before = statistics.mean(r.accuracy_before for r in rows)
         listed = " ".join(f"{value:.3f}" for value in after)
         print(f"| {method} | {before:.3f} | {listed} | {statistics.mean(after):.3f} | {spread} |")
 

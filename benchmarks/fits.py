@@ -8,20 +8,21 @@ hardly ever write an end token: every response has the full length, the worst ca
 
 import argparse
 import json
-import sys
 import tempfile
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
 
 import torch
 from datasets import Dataset
-from run_settings import read_settings
 from shapes import SHAPES, draw_lengths, draw_rows, make_config, make_model, make_tokenizer, save_model
 from trainers import given_lengths
 from trl import ModelConfig, get_peft_config
 
 from crop_trl import CROPConfig, CROPTrainer
+from crop_trl.commands.errors import told
+from crop_trl.commands.options import SettingsParser
 from crop_trl.planning.memory import ModelShape, plan_memory, settings_from
+from crop_trl.runs import ScriptArguments
 
 GIB = 2**30
 
@@ -63,10 +64,9 @@ def main() -> None:
     parser.add_argument("--cap-gib", type=float, help="PyTorch may not allocate more")
     parser.add_argument("--steps", type=int, default=2)
     args, overrides = parser.parse_known_args()
-    try:
-        fields = read_settings(args.config, overrides)
-    except ValueError as error:
-        sys.exit(f"error: {error}")
+    with told():
+        parser = SettingsParser("train", (ScriptArguments, CROPConfig, ModelConfig), __doc__)
+        fields = parser.settings(["--config", str(args.config), *overrides])
     cuda = torch.cuda.is_available()
     total = torch.cuda.mem_get_info()[1] / GIB if cuda else 0.0
     if args.cap_gib is not None:

@@ -12,32 +12,24 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-# hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim, vocab_size,
-# tie_word_embeddings
-SHAPES = {
-    "tiny": (64, 128, 2, 2, 1, 32, 2_048, True),
-    "0.6B": (1024, 3072, 28, 16, 8, 128, 151_936, True),
-    "1.7B": (2048, 6144, 28, 16, 8, 128, 151_936, True),
-    "4B": (2560, 9728, 36, 32, 8, 128, 151_936, True),
-    "8B": (4096, 12288, 36, 32, 8, 128, 151_936, False),
-    "14B": (5120, 17408, 40, 40, 8, 128, 151_936, False),
-    "32B": (5120, 25600, 64, 64, 8, 128, 151_936, False),
-}
+from crop_trl.planning.shape import QWEN3, ModelShape
+
+SHAPES = {"tiny": ModelShape(64, 128, 2, 2_048, 64, 32, True), **QWEN3}
 _WORDS = 1_000
 
 
 def make_config(shape: str) -> Qwen3Config:
     """The configuration of a Qwen3 model, `"0.6B"` to `"32B"`, or of one small enough for a test, `"tiny"`."""
-    hidden, intermediate, layers, heads, kv_heads, head_dim, vocab, tied = SHAPES[shape]
+    size, head_dim = SHAPES[shape], 32 if shape == "tiny" else 128
     return Qwen3Config(
-        vocab_size=vocab,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
+        vocab_size=size.vocab,
+        hidden_size=size.hidden,
+        intermediate_size=size.intermediate,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.queries // head_dim,
+        num_key_value_heads=size.keys // head_dim,
         head_dim=head_dim,
-        tie_word_embeddings=tied,
+        tie_word_embeddings=size.tied,
         max_position_embeddings=40_960,
         rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
         bos_token_id=None,

@@ -55,16 +55,24 @@ def masked_arguments(arguments: Sequence[str]) -> list[str]:
 # ---------------------------------------------------------------- tables
 
 
-def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]], right: bool = False) -> str:
-    """A Markdown table, its cells safe from `|` and HTML; `right` aligns all columns but the first to the right."""
+def markdown_table(
+    header: Sequence[str], rows: Iterable[Sequence[object]], right: bool = False, padded: bool = False
+) -> str:
+    """
+    A Markdown table, its cells safe from `|` and HTML; `right` aligns all columns but the first to the right, `padded`
+    does so in a terminal too.
+    """
 
-    def line(cells: Iterable[object]) -> str:
+    def safe(cell: object) -> str:
         # What stands in angle brackets would be taken for HTML and not be shown.
-        shown = (" ".join(html.escape(str(cell), quote=False).replace("|", "\\|").split()) for cell in cells)
-        return f"| {' | '.join(shown)} |"
+        return " ".join(html.escape(str(cell), quote=False).replace("|", "\\|").split())
 
-    rule = ["---", *(["--:" if right else "---"] * (len(header) - 1))]
-    return "\n".join([line(header), f"| {' | '.join(rule)} |", *map(line, rows)]) + "\n"
+    cells = [[safe(cell) for cell in row] for row in (header, *rows)]
+    cells.insert(1, ["---", *(["--:" if right else "---"] * (len(header) - 1))])
+    if padded:
+        widths = [max(map(len, column)) for column in zip(*cells)]
+        cells = [[row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:]))] for row in cells]
+    return "".join(f"| {' | '.join(row)} |\n" for row in cells)
 
 
 # ---------------------------------------------------------------- differences

@@ -1,23 +1,13 @@
-"""Add a selection method of your own, without touching the package, and train with it.
+"""A selection method of your own, without touching the package: keep the tokens that the teacher finds least likely.
 
-    python examples/custom_selector.py --config examples/configs/tiny_math.yaml --use_cpu true --max_steps 10
+    crop-trl train --config examples/configs/tiny_math.yaml --use_cpu true --max_steps 10 \
+        --selector examples/custom_selector.py:surprise
 
-The method here keeps the tokens that the teacher finds least likely: where student and teacher part ways most.
+The file may lie anywhere. `crop-trl replay` and `crop-trl analyze` take `--selector` too. A method that needs more than
+the teacher after the original prompt is a `Method` with `needs`, see docs/extending.md.
 """
-
-import sys
-
-from train_crop import main
-
-from crop_trl import Method, register_method
 
 
 def surprise(signals, ctx):
-    """Score of a token, `[B, T]`: how unlikely the teacher finds it after the original prompt."""
+    """How unlikely the teacher finds a token after the original prompt, where student and teacher part ways most."""
     return -signals["teacher/original"].sampled_logprobs
-
-
-register_method("teacher-surprise", Method(score=surprise))
-
-if __name__ == "__main__":
-    main([*sys.argv[1:], "--method", "teacher-surprise"])

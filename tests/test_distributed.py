@@ -22,6 +22,7 @@ from accelerate.utils import DeepSpeedPlugin, patch_environment
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from crop_trl.commands.launch import launch_file
 from crop_trl.methods import METHODS
 from crop_trl.training.checks import check_launch
 from crop_trl.training.resuming import checkpoint_to_resume
@@ -59,7 +60,7 @@ def launch_command(
         command += ["-m", "accelerate.commands.launch"]
         command += [
             "--config_file",
-            str(ROOT / "accelerate_configs" / f"{config}.yaml"),
+            str(launch_file(config)),
             "--mixed_precision",
             precision,
         ]

@@ -11,12 +11,15 @@ import shlex
 import sys
 from configparser import ConfigParser
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from accelerate.commands.launch import launch_command_parser
 
 from crop_trl import METHODS, CROPConfig
+from crop_trl.commands import COMMANDS
+from crop_trl.commands.launch import OPTIONS, launch_file
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -25,7 +28,7 @@ PAGES = sorted(
 FENCE = re.compile(r"^(?:<!-- (?P<mark>.+?) -->\n)?```(?P<language>\w*)\n(?P<code>(?:.*\n)*?)```$", re.MULTILINE)
 SETUP = ConfigParser()
 SETUP.read(ROOT / "setup.cfg")
-OURS = ("python", "pytest", "accelerate", "pip")
+OURS = ("python", "pytest", "accelerate", "pip", "crop-trl")
 # Programs of others, whose options are theirs.
 FOREIGN = {"export", "echo", "printf", "mkdir", "curl", "vllm", "wandb", "cd", "ssh"}
 
@@ -42,9 +45,8 @@ def blocks(path: Path, *languages: str) -> list[re.Match]:
 def commands(path: Path) -> list[list[str]]:
     """Shell commands of a page in words, without variables set before them and without comments."""
     # Commands within a sentence, in backticks, name scripts as well.
-    inline = re.findall(
-        r"(?<!`)`((?:python |pytest |accelerate launch [^`]*\.py)[^`]*)`(?!`)", path.read_text().replace("\n", " ")
-    )
+    program = r"(?:python |pytest |crop-trl \w|accelerate launch [^`]*\.py)"
+    inline = re.findall(rf"(?<!`)`({program}[^`]*)`(?!`)", path.read_text().replace("\n", " "))
 
     def lines(*languages):
         whole = (block["code"].replace("\\\n", " ") for block in blocks(path, *languages))
@@ -66,12 +68,14 @@ def commands(path: Path) -> list[list[str]]:
 
 @functools.cache
 def options_of(script: str) -> frozenset[str]:
-    """Options that a script's own `--help` lists."""
+    """Options that the `--help` of a script, or of a command (`crop-trl NAME`), lists."""
     printed, argv, path, methods = io.StringIO(), sys.argv, list(sys.path), dict(METHODS)
     sys.argv = [script, "--help"]
     sys.path.insert(0, str((ROOT / script).parent))
     try:
         with contextlib.redirect_stdout(printed), pytest.raises(SystemExit):
+            if script.startswith("crop-trl "):
+                import_module(f"crop_trl.commands.{script.split()[1]}").main(["--help"])
             runpy.run_path(str(ROOT / script), run_name="__main__")
     finally:
         sys.argv, sys.path[:] = argv, path
@@ -83,11 +87,10 @@ def options_of(script: str) -> frozenset[str]:
 
 def check_script(words: list[str]) -> None:
     script, *arguments = words
-    assert (ROOT / script).is_file(), f"{script} does not exist"
     known = set(options_of(script))
-    if script == "benchmarks/memory_plan.py":
-        # It takes every field of the configuration besides.
-        known |= {f"--{field.name}" for field in fields(CROPConfig)}
+    if script == "crop-trl train":
+        # What the launcher takes.
+        known |= {f"--{name}" for name in ("accelerate_config", *OPTIONS)}
     if "--model_name_or_path" in known:
         # Taken by TrlParser before its parser sees it.
         known.add("--config")
@@ -99,6 +102,11 @@ def check_script(words: list[str]) -> None:
             assert option in known or option.replace("-", "_") in known, f"{script} has no option {option}"
             if option == "--config":
                 assert (ROOT / arguments[place + 1]).is_file(), f"{arguments[place + 1]} does not exist"
+            if option == "--accelerate_config" and arguments[place + 1] != "NAME":
+                assert launch_file(arguments[place + 1])
+            if option == "--selector" and arguments[place + 1] != "FILE:NAME":
+                file, _, name = arguments[place + 1].partition(":")
+                assert f"def {name}(" in (ROOT / file).read_text()
             if option == "--method":
                 assert arguments[place + 1] in {*METHODS, "base"}
 
@@ -112,9 +120,18 @@ def check_command(words: list[str]) -> None:
         args = launch_command_parser().parse_args([re.sub(r"^[A-Z_]+$", "0", word) for word in arguments[1:]])
         if args.config_file:
             assert (ROOT / args.config_file).is_file(), f"{args.config_file} does not exist"
+        if args.module:
+            return check_command(["python", "-m", args.training_script, *args.training_script_args])
+        assert (ROOT / args.training_script).is_file(), f"{args.training_script} does not exist"
         check_script([args.training_script, *args.training_script_args])
+    elif program == "crop-trl" or arguments[:1] == ["-m"] and arguments[1].startswith("crop_trl.commands."):
+        name, *arguments = arguments if program == "crop-trl" else [arguments[1].rpartition(".")[2], *arguments[2:]]
+        assert name in COMMANDS or name == "--help", f"crop-trl has no command {name}"
+        if name in COMMANDS:
+            check_script([f"crop-trl {name}", *arguments])
     elif program in ("python", "python3"):
         if arguments[0] != "-m" and arguments[0] != "-":
+            assert (ROOT / arguments[0]).is_file(), f"{arguments[0]} does not exist"
             check_script(arguments)
     elif program == "pytest":
         markers = {line.partition(":")[0].strip() for line in SETUP["tool:pytest"]["markers"].strip().splitlines()}
@@ -156,6 +173,9 @@ def test_commands_that_take_seconds_are_run(path, code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for line in code.replace("\\\n", " ").splitlines():
         program, script, *arguments = shlex.split(line, comments=True)
+        if program == "crop-trl":
+            assert not import_module(f"crop_trl.commands.{script}").main(arguments)
+            continue
         assert program == "python"
         monkeypatch.setattr(sys, "argv", [script, *arguments])
         monkeypatch.syspath_prepend(str((ROOT / script).parent))

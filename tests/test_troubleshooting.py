@@ -4,11 +4,11 @@ import contextlib
 import io
 import os
 import re
-import runpy
 import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -85,16 +85,17 @@ def said_by_python(code: str) -> str:
     return str(caught.value)
 
 
-def said_by_script(command: str, monkeypatch) -> str:
-    """The last line that a script of the repository prints before it ends with an error."""
-    program, *arguments = shlex.split(command.removeprefix("python "))
-    monkeypatch.setattr(sys, "argv", [program, *arguments])
-    monkeypatch.syspath_prepend(str(ROOT / program.partition("/")[0]))
+def said_by_command(command: str) -> str:
+    """The last line that a command prints, or the error that it ends with."""
+    program, name, *arguments = shlex.split(command)
+    assert program == "crop-trl"
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), pytest.raises(SystemExit) as ended:
-        runpy.run_path(program, run_name="__main__")
-    assert ended.value.code
-    text = ended.value.code if isinstance(ended.value.code, str) else printed.getvalue()
+    with contextlib.redirect_stdout(printed):
+        try:
+            assert import_module(f"crop_trl.commands.{name}").main(arguments)
+            text = printed.getvalue()
+        except SystemExit as ended:
+            text = ended.code
     return text.strip().splitlines()[-1].removeprefix("error: ")
 
 
@@ -121,7 +122,7 @@ def as_pattern(message: str) -> str:
     "entry",
     [pytest.param(e, id=e.title, marks=[pytest.mark.slow] if e.mark == "slow" else []) for e in ENTRIES],
 )
-def test_the_error_is_as_the_page_says(entry, repository, monkeypatch, request):
+def test_the_error_is_as_the_page_says(entry, repository, request):
     if entry.mark == "where vllm is not installed" and find_spec("vllm"):
         pytest.skip("vllm is installed")
     message, code = entry.message, entry.code
@@ -134,7 +135,7 @@ def test_the_error_is_as_the_page_says(entry, repository, monkeypatch, request):
         *preparations, command = code.strip().replace("\\\n", " ").splitlines()
         for line in preparations:
             subprocess.run(["bash", "-c", line], check=True)
-        said = said_by_launch(command) if command.startswith("accelerate") else said_by_script(command, monkeypatch)
+        said = said_by_launch(command) if command.startswith("accelerate") else said_by_command(command)
     assert re.fullmatch(as_pattern(message), said), f"the page says\n{message}\nand it was\n{said}"
 
 

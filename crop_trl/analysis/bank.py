@@ -84,7 +84,7 @@ class RolloutBank:
             message = f"{path} cannot be read as a rollout bank ({error}); delete it and sample again."
             raise ValueError(message) from error
         if "prompts" not in metadata or not {"loss_mask", "completion_ids"} <= set(tensors):
-            raise ValueError(f"{path} is not a rollout bank; make one with examples/replay_selectors.py.")
+            raise ValueError(f"{path} is not a rollout bank; make one with `crop-trl replay`.")
         parts: dict[str, dict[int, dict[str, torch.Tensor]]] = {}
         for key, value in tensors.items():
             if ":" not in key:

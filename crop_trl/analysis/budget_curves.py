@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ..methods import METHODS
+from ..training.results import FILE, RunResult
 from .chart import COLOURS, INK, MARKERS, QUIET, RULE, new_figure, save, tidy
 
 BASE, OPD = "base", "opd"
@@ -179,9 +180,8 @@ def read_runs(paths: Iterable[str | Path]) -> list[Run]:
 
     Args:
         paths (iterable of `str` or `Path`): Each one of: a CSV file with the columns `method`, `accuracy` and, as far
-            as they apply, `retention_ratio` and `seed`; a `result.json` of examples/train_crop.py; a `results.json` of
-            examples/evaluate.py, evaluated with `--training_run`; or a folder, in which all of these JSON files are
-            looked for (so the output of benchmarks/compare_methods.py).
+            as they apply, `retention_ratio` and `seed`; a `result.json` of a training run; a `results.json` of
+            an evaluation with `--training_run`; or a folder, in which all of these JSON files are looked for.
 
     Returns:
         `list[Run]`
@@ -192,7 +192,7 @@ def read_runs(paths: Iterable[str | Path]) -> list[Run]:
     runs: list[Run] = []
     for path in map(Path, paths):
         if path.is_dir():
-            files = sorted([*path.rglob("result.json"), *path.rglob("results.json")])
+            files = sorted([*path.rglob(FILE), *path.rglob("results.json")])
             if not files:
                 raise ValueError(f"{str(path)!r} holds no result.json or results.json; train or evaluate first.")
         elif path.exists():
@@ -204,7 +204,7 @@ def read_runs(paths: Iterable[str | Path]) -> list[Run]:
                 runs += _read_csv(file) if file.suffix == ".csv" else _read_json(file)
             except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
                 message = f"{str(file)!r} is no result that can be read ({type(error).__name__}: {error})"
-                raise ValueError(f"{message}; write it again with the script it came from.") from error
+                raise ValueError(f"{message}; write it again with the command it came from.") from error
     # The student before training is the same one in every result of its seed. Of other runs only a seed tells that two
     # of equal accuracy are one.
     once = dict.fromkeys(run for run in runs if run.seed is not None or run.method == BASE)
@@ -260,12 +260,12 @@ def _read_json(file: Path) -> list[Run]:
                 "`--label base` if it is the student as it was."
             )
         return [_run(file, method, training.get("retention_ratio"), result["average"], training.get("seed"))]
-    method, seed, ratio = result["method"], result.get("seed"), result.get("retention_ratio")
+    trained = RunResult.of(result, file)
     found = []
-    if result["accuracy_before"] is not None:
-        found.append(_run(file, BASE, None, result["accuracy_before"], seed))
-    if result["accuracy_after"] is not None:
-        found.append(_run(file, method, ratio, result["accuracy_after"], seed))
+    if trained.accuracy_before is not None:
+        found.append(_run(file, BASE, None, trained.accuracy_before, trained.seed))
+    if trained.accuracy_after is not None:
+        found.append(_run(file, trained.method, trained.retention_ratio, trained.accuracy_after, trained.seed))
     return found
 
 

@@ -65,7 +65,7 @@ class TokenTable:
             methods = ", ".join(self.kept)
             raise ValueError(
                 f"The student's entropy was not measured in this run of method {methods!r}, which does not ask for "
-                "it; analyse a rollout bank (examples/replay_selectors.py), or a run of a method that scores the "
+                "it; analyse a rollout bank (`crop-trl replay`), or a run of a method that scores the "
                 "student, such as entropy, tip or ta-opd."
             )
         return self.entropy

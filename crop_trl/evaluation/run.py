@@ -1,6 +1,5 @@
 """An evaluation run: generate what is missing, grade what is there, sum up."""
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from tqdm import tqdm
 
 from ..files import read_object, write_json
 from ..prompts import DEFAULT_PROMPT_TEMPLATE, check_template, saved_template, wrap_problem
+from ..training.results import FILE, RunResult
 from .benchmarks import CLEAN, Benchmark, Example, without
 from .grading.verdict import extract_boxed, grade_many, require_algebra
 from .metrics import average_interval, bootstrap_interval, mean_at_k, pass_at_k
@@ -366,7 +366,7 @@ def training_diagnostics(run: str | Path) -> dict[str, Any]:
 
     Returns:
         `dict`: `step`, `budget`, `truncated`; `None` for what was not logged. With the `result.json` of
-        examples/train_crop.py there, also its `method`, `retention_ratio` and `seed`.
+        a training run there, also its `method`, `retention_ratio` and `seed`.
 
     Raises:
         `FileNotFoundError`: there is no `trainer_state.json`.
@@ -383,10 +383,10 @@ def training_diagnostics(run: str | Path) -> dict[str, Any]:
     def last(name: str) -> float | None:
         return next((entry[name] for entry in reversed(newest.get("log_history", [])) if name in entry), None)
 
-    own = folder / "result.json"
-    described = json.loads(own.read_text(encoding="utf-8")) if own.is_file() else {}
+    own = RunResult.read(folder / FILE) if (folder / FILE).is_file() else None
+    described = {name: getattr(own, name) for name in ("method", "retention_ratio", "seed")} if own else {}
     return {
-        **{name: described[name] for name in ("method", "retention_ratio", "seed") if name in described},
+        **described,
         "step": newest.get("global_step"),
         "budget": last("selection/retention_ratio"),
         "truncated": last("completions/clipped_ratio"),

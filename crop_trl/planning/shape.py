@@ -98,3 +98,14 @@ def adapter_parameters(
     layers = shape.layers * rank * sum(sum(in_a_layer[name]) for name in targets if name in in_a_layer)
     others = rank * sum(sum(outside[name]) for name in targets if name in outside)
     return layers + others + len(whole) * shape.hidden * shape.vocab
+
+
+# Qwen3 models by size, for where the hub cannot be reached.
+QWEN3 = {
+    "0.6B": ModelShape(1024, 3072, 28, 151_936, 2048, 1024, True),
+    "1.7B": ModelShape(2048, 6144, 28, 151_936, 2048, 1024, True),
+    "4B": ModelShape(2560, 9728, 36, 151_936, 4096, 1024, True),
+    "8B": ModelShape(4096, 12288, 36, 151_936, 4096, 1024, False),
+    "14B": ModelShape(5120, 17408, 40, 151_936, 5120, 1024, False),
+    "32B": ModelShape(5120, 25600, 64, 151_936, 8192, 1024, False),
+}

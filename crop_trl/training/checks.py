@@ -218,8 +218,8 @@ def check_launch(args) -> None:
     if args.n_gpu > 1:
         raise ValueError(
             f"One process sees {args.n_gpu} GPUs and would split each batch over them in threads, which is not "
-            "supported; start it with `accelerate launch --config_file accelerate_configs/ddp.yaml --num_processes "
-            f"{args.n_gpu}`, or set CUDA_VISIBLE_DEVICES to one of them."
+            f"supported; start it with `crop-trl train --accelerate_config ddp --num_processes {args.n_gpu}` or "
+            f"`accelerate launch --multi_gpu --num_processes {args.n_gpu}`, or set CUDA_VISIBLE_DEVICES to one of them."
         )
     together = args.vllm_tensor_parallel_size
     if args.use_vllm and args.vllm_mode == "colocate" and joined % max(1, together):
@@ -259,7 +259,7 @@ def check_launch(args) -> None:
     if args.teacher_placement == "sharded" and zero != 3 and fsdp != 2:
         raise ValueError(
             "`teacher_placement` 'sharded' needs a launch with DeepSpeed ZeRO-3 or FSDP2 on several processes, such as "
-            "accelerate_configs/zero3.yaml; choose 'resident' for any other."
+            "`--accelerate_config zero3`; choose 'resident' for any other."
         )
 
 

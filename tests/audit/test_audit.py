@@ -12,9 +12,9 @@ import pytest
 from crop_trl.audit import compare as contamination
 from crop_trl.audit.compare import Problem, audit, read_benchmark, read_train, relate_answers, summarize, tokens_of
 from crop_trl.audit.report import apply_verdicts, marked_difference, read_verdicts, write_report
+from crop_trl.commands import audit as audit_command
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "examples" / "audit_contamination.py"
 
 BENCHMARK = [
     ("b0", r"A farmer plants $3x+2$ rows of beans, and each row holds $\dfrac{1}{2}y$ seeds. How many seeds?", "7"),
@@ -160,10 +160,12 @@ def write_inputs(folder: Path) -> tuple[Path, Path]:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, cwd=ROOT)
+    return subprocess.run(
+        [sys.executable, "-m", "crop_trl.commands.audit", *arguments], capture_output=True, text=True, cwd=ROOT
+    )
 
 
-def test_script_writes_candidates_then_applies_verdicts(tmp_path):
+def test_command_writes_candidates_then_applies_verdicts(tmp_path):
     train, benchmark = write_inputs(tmp_path)
     arguments = ["--train", str(train), "--benchmark", f"toy={benchmark}", "--output", str(tmp_path / "out")]
     done = run(*arguments)
@@ -218,16 +220,12 @@ def test_marked_difference_keeps_the_texts():
         (["--benchmark", "=other.jsonl"], "NAME=FILE"),
     ],
 )
-def test_mistakes_get_one_sentence(tmp_path, monkeypatch, arguments, words):
+def test_mistakes_get_one_sentence(tmp_path, arguments, words):
     train, benchmark = write_inputs(tmp_path)
-    monkeypatch.syspath_prepend(SCRIPT.parent)
-    import audit_contamination
-
     given = ["--train", str(train), "--benchmark", f"toy={benchmark}", "--output", str(tmp_path / "out")]
     # A later option of the same name takes the place of the earlier one.
-    monkeypatch.setattr(sys, "argv", ["audit_contamination.py", *given, *arguments])
     with pytest.raises(SystemExit) as stopped:
-        audit_contamination.main()
+        audit_command.main([*given, *arguments])
     assert words in str(stopped.value) and "\n" not in str(stopped.value)
     assert not (tmp_path / "out").exists()
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from crop_trl.commands import evaluate
 from crop_trl.evaluation.run import load_results, score, stored_benchmarks, training_diagnostics
 from crop_trl.evaluation.store import Generation, Store, drawing_in, pending_chunks
 from crop_trl.prompts import TEMPLATE_FILE, save_template
@@ -21,13 +22,12 @@ from crop_trl.prompts import TEMPLATE_FILE, save_template
 from .server import ChatServer
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "examples" / "evaluate.py"
 STUDENT = ROOT / "examples" / "tiny_math" / "models" / "student"
 PROBLEMS = 12
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, str(SCRIPT), *map(str, arguments)]
+    return [sys.executable, "-m", "crop_trl.commands.evaluate", *map(str, arguments)]
 
 
 # One thread: a model this small is only slowed down by more, all the more beside other work.
@@ -311,10 +311,7 @@ MISTAKES = {
 }
 
 
-def test_mistakes_get_one_sentence(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(SCRIPT.parent)
-    import evaluate
-
+def test_mistakes_get_one_sentence(tmp_path):
     files = {
         "CUT": '{"sums": ["1", ',
         "LIST": '["1"]',
@@ -329,9 +326,8 @@ def test_mistakes_get_one_sentence(tmp_path, monkeypatch):
     wrong = []
     for arguments, words in MISTAKES.items():
         given = re.sub(r"\b[A-Z]{3,}\b", lambda name: str(tmp_path / name.group()), arguments)
-        monkeypatch.setattr(sys, "argv", ["evaluate.py", *given.split(" ")] if given else ["evaluate.py"])
         with pytest.raises(SystemExit) as stopped:
-            evaluate.main()
+            evaluate.main(given.split(" ") if given else [])
         said = str(stopped.value)
         if words not in said or "\n" in said or (tmp_path / "OUT").exists():  # nothing is started
             wrong.append(f"{arguments!r}: {said}")

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from memory_plan import launch_of, shape_of
-from train_crop import ScriptArguments, TrainConfig
 from trl import ModelConfig, TrlParser
 
+from crop_trl.commands.plan import launch_of, shape_of
 from crop_trl.planning.memory import plan_memory, settings_from
+from crop_trl.runs import ScriptArguments, TrainConfig
 
 ROOT = Path(__file__).parents[2]
 ON_A_CPU = ["--use_cpu", "true", "--bf16", "false", "--use_vllm", "false", "--teacher_placement", "resident"]
@@ -60,7 +60,7 @@ def test_the_papers_settings_fit_eight_gpus(name, launch, student, teacher, gpu_
     if gpu_gib < 40:
         text, changed = re.subn(r"^(\w+): [^#\n]*# 32 GB: ([\d.]+).*$", r"\1: \2", text, flags=re.MULTILINE)
         assert changed == 3
-    strategy, processes = launch_of(ROOT / "accelerate_configs" / f"{launch}.yaml")
+    strategy, processes = launch_of(launch)
     shapes = [shape_of(size) for size in (student, teacher)]
     settings = settings_from(yaml.safe_load(text), shapes[0], strategy=strategy, processes=processes, gpu_gib=gpu_gib)
     plan = plan_memory(*shapes, settings)

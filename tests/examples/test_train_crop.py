@@ -1,191 +1,32 @@
-"""The training script on the embedded task: a short run, and what a user gets to read for a mistake."""
+"""The page to copy: launched by accelerate, it comes to what the command comes to."""
 
 import json
-import resource
+import os
+import subprocess
+import sys
 from pathlib import Path
 
-import pytest
-import train_crop
-
 ROOT = Path(__file__).parents[2]
-TINY = ["--config", "examples/configs/tiny_math.yaml", "--use_cpu", "true", "--disable_tqdm", "true"]
 
 
-@pytest.fixture(autouse=True)
-def at_the_root(monkeypatch):
-    monkeypatch.chdir(ROOT)
+def test_the_page_does_what_the_command_does(tmp_path):
+    few = tmp_path / "heldout.jsonl"
+    few.write_text("".join((ROOT / "examples/tiny_math/data/heldout.jsonl").read_text().splitlines(keepends=True)[:4]))
+    options = ["--config", "examples/configs/tiny_math.yaml", "--max_steps", "2", "--prompts_per_step", "4"]
+    options += ["--per_device_train_batch_size", "8", "--eval_dataset_name", str(few), "--heatmap", "false"]
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/cpu.yaml"]
+    command = [sys.executable, "-m", "crop_trl.commands", "train", "--accelerate_config", "cpu"]
+    results = {}
+    for name, program in (("page", [*launcher, "examples/train_crop.py"]), ("command", command)):
+        done = subprocess.run(
+            [*program, *options, "--output_dir", str(tmp_path / name)],
+            **{"cwd": ROOT, "env": {**os.environ, "PYTHONPATH": str(ROOT)}, "capture_output": True, "text": True},
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert "after 2 steps (crop)." in done.stdout
+        results[name] = json.loads((tmp_path / name / "result.json").read_text())
+    assert results["page"] == results["command"] and results["page"]["accuracy_before"] is not None
 
 
-def few_rows(tmp_path, name: str, count: int) -> str:
-    lines = (ROOT / "examples/tiny_math/data" / name).read_text().splitlines()[:count]
-    (tmp_path / name).write_text("\n".join(lines) + "\n")
-    return str(tmp_path / name)
-
-
-def run(tmp_path, *extra: str) -> dict:
-    small = ["--eval_dataset_name", few_rows(tmp_path, "heldout.jsonl", 8), "--per_device_eval_batch_size", "32"]
-    small += ["--prompts_per_step", "4", "--per_device_train_batch_size", "8", "--max_steps", "2"]
-    train_crop.main([*TINY, *small, "--output_dir", str(tmp_path / "out"), *extra])
-    return json.loads((tmp_path / "out" / "result.json").read_text())
-
-
-def test_two_steps_end_with_numbers_and_a_picture(tmp_path, capsys):
-    result = run(tmp_path)
-    assert result["method"] == "crop" and result["steps"] == 2
-    assert 0 <= result["accuracy_before"] <= 1 and 0 <= result["accuracy_after"] <= 1
-    assert (tmp_path / "out" / "heatmap.png").stat().st_size > 20_000
-    assert "<html" in (tmp_path / "out" / "heatmap.html").read_text()
-    assert (tmp_path / "out" / "model.safetensors").exists()
-    card = (tmp_path / "out" / "README.md").read_text()
-    for told in ("Dataset name | examples/tiny_math/data/train.jsonl", "Eval dataset name | heldout.jsonl"):
-        assert told in card
-    assert "Prompt template | {problem} Give" in card and "Num counterfactuals | 1" in card
-    printed = capsys.readouterr().out
-    assert "Accuracy on 8 held-out problems, 4 sampled answers each" in printed
-    assert "1024 of 1024 records kept" in printed
-
-
-def test_base_evaluates_and_trains_nothing(tmp_path):
-    result = run(tmp_path, "--method", "base")
-    assert result["method"] == "base" and result["steps"] == 0 and result["accuracy_after"] is None
-    assert not (tmp_path / "out" / "model.safetensors").exists()
-
-
-def test_base_is_called_so_in_every_log(tmp_path):
-    pytest.importorskip("tensorboard")
-    run(tmp_path, "--method", "base", "--report_to", "tensorboard")
-    (events,) = (tmp_path / "out" / "runs").glob("*/events*")
-    assert b'"method": "base"' in events.read_bytes() and b"eval/rewards/accuracy_reward/mean" in events.read_bytes()
-
-
-def test_an_output_folder_that_cannot_be_written(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(
-        SystemExit, match=r"error: `output_dir` '.*file/out' cannot be written \(Not a directory\); give"
-    ):
-        train_crop.main([*TINY, "--output_dir", str(tmp_path / "file" / "out")])
-
-
-def test_a_disk_that_is_full_when_the_model_is_saved(tmp_path):
-    """The error status is that of a text handed to `sys.exit`, 1."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
-    try:
-        with pytest.raises(SystemExit, match="error: Process 0 could not save the model to .* GiB free .*too large"):
-            run(tmp_path, "--max_steps", "1", "--heatmap", "false", "--reward", "none")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-def test_several_counterfactuals_and_lora(tmp_path):
-    extra = ["--num_counterfactuals", "2", "--method", "crop-max", "--use_peft", "true", "--lora_r", "4"]
-    assert run(tmp_path, *extra, "--lora_target_modules", "q_proj")["steps"] == 2
-
-
-def test_a_file_of_settings_that_is_no_yaml(tmp_path):
-    (tmp_path / "broken.yaml").write_text("retention_ratio: [0.2\n")
-    with pytest.raises(SystemExit, match=r"error: The --config file is no YAML \(while parsing a flow sequence"):
-        train_crop.main(["--config", str(tmp_path / "broken.yaml")])
-
-
-def write(tmp_path, name: str, *records) -> str:
-    (tmp_path / name).write_text("".join(json.dumps(record) + "\n" for record in records))
-    return str(tmp_path / name)
-
-
-def other_tokenizer(tmp_path) -> str:
-    from tiny import make_model, make_tokenizer
-
-    make_model().save_pretrained(tmp_path / "other")
-    make_tokenizer().save_pretrained(tmp_path / "other")
-    return str(tmp_path / "other")
-
-
-REJECTED = {"original_problem": "a", "paraphrase_problem": "b", "counterfactual_problem": "c", "triplet_complete": True}
-MISTAKES = {
-    "unknown method": (["--method", "crpo"], "Unknown method 'crpo': choose one of cf-opd, credit"),
-    "ratio": (["--retention_ratio", "1.2"], "`retention_ratio` must lie in (0, 1], got 1.2"),
-    "K": (["--score_top_k", "0"], "`score_top_k` must be a whole number of at least 1, got 0"),
-    "KL": (["--beta", "0.1"], "`beta=0.1` does not work here, there is no KL term"),
-    "loss type": (["--loss_type", "grpo"], "`loss_type='grpo'` does not work here"),
-    "importance sampling": (
-        ["--vllm_importance_sampling_correction", "true"],
-        "`vllm_importance_sampling_correction=True` does not work here, it would drop whole responses",
-    ),
-    "prompts per step": (
-        ["--prompts_per_step", "3"],
-        "`prompts_per_step` 3 x `num_generations` 4 = 12 responses do not divide into 1 processes x "
-        "`per_device_train_batch_size` 64",
-    ),
-    "save inside a batch": (
-        ["--save_strategy", "steps", "--save_steps", "3", "--num_iterations", "2"],
-        "`save_steps` 3 would save in the middle of a batch of rollouts, which feeds 2 optimizer steps",
-    ),
-    "template": (["--prompt_template", "Solve it."], "`prompt_template` must contain {problem} exactly once"),
-    "reward": (["--reward", "acc"], "`reward` 'acc' is not known: choose one of accuracy, none"),
-    "no such data": (["--dataset_name", "./none.jsonl"], "`dataset_name` './none.jsonl' does not exist"),
-    "no such student": (
-        ["--model_name_or_path", "./nowhere"],
-        "No tokenizer can be loaded from `model` './nowhere'; give a folder with a saved model and tokenizer",
-    ),
-    "no such teacher": (
-        ["--teacher_model_name_or_path", "./nowhere"],
-        "No tokenizer can be loaded from `teacher_model_name_or_path` './nowhere'",
-    ),
-    "short prompts": (["--max_prompt_length", "5"], "No row is left of 1024: 1024 with a prompt longer than"),
-    "more prompts than there are": (
-        ["--prompts_per_step", "2048"],
-        "1024 prompts are fewer than one step takes (2048)",
-    ),
-    "negative weight": (["--iw_max_weight", "-3"], "`iw_max_weight` must be a number of at least 1, got -3.0"),
-    "teacher settings": (["--teacher_init_kwargs", "[1]"], "`teacher_init_kwargs` must be a JSON object"),
-    "teacher's type": (
-        ["--teacher_init_kwargs", '{"dtype": "float17"}'],
-        "`dtype` 'float17' in `teacher_init_kwargs` is no type of weights; take one such as 'bfloat16', or 'auto'",
-    ),
-    "type under its old name": (
-        ["--teacher_init_kwargs", '{"torch_dtype": "bfloat16"}'],
-        "`torch_dtype` in `teacher_init_kwargs` would not be read beside `dtype`",
-    ),
-    "no unrelated prompt": (
-        ["--method", "credit", "--credit_num_negatives", "16"],
-        "`credit_num_negatives` 16 needs as many other prompts in a batch of rollouts, which holds 16",
-    ),
-    "quantised student": (["--load_in_4bit", "true"], "`load_in_4bit` is for the student, whose quantised weights are"),
-    "no such checkpoint": (["--resume_from_checkpoint", "./none"], "`resume_from_checkpoint` './none' is no folder"),
-    "nothing to resume": (["--resume_from_checkpoint", "true"], "`resume_from_checkpoint` finds no checkpoint in"),
-    "server": (
-        ["--teacher_server_urls", "http://localhost:1"],
-        "`teacher_server_urls` http://localhost:1 does not answer",
-    ),
-}
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_gets_one_sentence(tmp_path, mistake):
-    arguments, sentence = MISTAKES[mistake]
-    with pytest.raises(SystemExit) as stopped:
-        train_crop.main([*TINY, "--output_dir", str(tmp_path / "out"), *arguments])
-    message = str(stopped.value)
-    assert message.startswith("error: ")
-    assert sentence in message, message
-    assert len(message.splitlines()) == 1
-    assert not (tmp_path / "out").exists()
-
-
-def test_an_argument_that_loading_a_teacher_does_not_know(tmp_path):
-    with pytest.raises(SystemExit, match="error: The teacher cannot be loaded with .* {'nonsense': 1} .*; take out"):
-        train_crop.main([*TINY, "--output_dir", str(tmp_path), "--teacher_init_kwargs", '{"nonsense": 1}'])
-
-
-def test_mistakes_in_files_get_one_sentence(tmp_path):
-    rejected = write(tmp_path, "rejected.jsonl", {**REJECTED, "usable_for_training": True}, REJECTED)
-    (tmp_path / "broken.jsonl").write_text('{"id": 1}\n{"id": \n')
-    for arguments, sentence in (
-        (["--dataset_name", rejected], "1 without validation_passed; 1 without usable_for_training"),
-        (["--dataset_name", str(tmp_path / "broken.jsonl")], "broken.jsonl, line 2 is not JSON"),
-        (["--teacher_model_name_or_path", other_tokenizer(tmp_path)], "tokenizers differ: '<|pad|>' is 0"),
-    ):
-        with pytest.raises(SystemExit) as stopped:
-            train_crop.main([*TINY, "--output_dir", str(tmp_path / "out"), *arguments])
-        assert sentence in str(stopped.value)
+def test_it_is_a_page():
+    assert len((ROOT / "examples" / "train_crop.py").read_text().splitlines()) < 120

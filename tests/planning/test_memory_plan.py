@@ -1,15 +1,11 @@
 """The arithmetic of GPU memory."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-import memory_plan
 import pytest
 import torch
 import yaml
-from run_settings import read_settings
 from transformers import (
     AutoModelForCausalLM,
     DeepseekV3Config,
@@ -184,71 +180,3 @@ def test_a_mixture_of_experts_is_not_taken_for_a_dense_model():
 def test_settings_that_no_run_takes(fields, launch, sentence):
     with pytest.raises(ValueError, match=sentence):
         settings_from(fields, SMALL, **launch)
-
-
-@pytest.mark.parametrize(
-    ("options", "text", "sentence"),
-    [
-        (["--retention_rato", "0.5"], None, "`retention_rato` is no setting of a run; did you mean `retention_ratio`?"),
-        (["stray"], None, "'stray' belongs to no option; give settings as `--name value`."),
-        ([], "use_vlm: true", "`use_vlm` is no setting of a run; did you mean `use_vllm`?"),
-        ([], "", "holds no settings; write lines such as `name: value`."),
-        ([], "- a", "holds no settings; write lines such as `name: value`."),
-        ([], "a: [1", "cannot be read (while parsing a flow sequence"),
-    ],
-)
-def test_settings_of_the_benchmarks_that_cannot_be_read(tmp_path, options, text, sentence):
-    path = tmp_path / "run.yaml"
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(ValueError, match=re.escape(sentence)):
-        read_settings(path if text is not None else None, options)
-
-
-def test_settings_of_the_benchmarks_are_read_as_the_training_script_reads_them(tmp_path):
-    with pytest.raises(ValueError, match="none.yaml' cannot be read .No such file or directory."):
-        read_settings(tmp_path / "none.yaml", [])
-    (tmp_path / "run.yaml").write_text("retention_ratio: 0.5\ndataset_name: a.jsonl")
-    options = ["--retention_ratio=0.3", "--use_vllm", "--lora_target_modules", "q_proj", "v_proj", "--seed", "1"]
-    assert read_settings(tmp_path / "run.yaml", options) == {
-        **{"retention_ratio": 0.3, "dataset_name": "a.jsonl", "use_vllm": True, "seed": 1},
-        "lora_target_modules": ["q_proj", "v_proj"],
-    }
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("num_processes: 2", ("ddp", 2)),
-        ("num_processes: 2\ndeepspeed_config: {zero_stage: 0}", ("ddp", 2)),
-        ("num_processes: 2\ndeepspeed_config: {zero_stage: 3}", ("zero3", 2)),
-        ("deepspeed_config: {deepspeed_config_file: a.json}", "must be 0, 1, 2 or 3, got None; write it into the file"),
-        ("fsdp_config: {fsdp_version: 1}", "must be 2, got 1; a run refuses any other"),
-    ],
-)
-def test_reads_a_launch_file(tmp_path, text, expected):
-    (tmp_path / "launch.yaml").write_text(text)
-    if isinstance(expected, tuple):
-        assert memory_plan.launch_of(tmp_path / "launch.yaml") == expected
-    else:
-        with pytest.raises(ValueError, match=expected):
-            memory_plan.launch_of(tmp_path / "launch.yaml")
-
-
-def test_the_command_says_whether_it_fits(capsys, monkeypatch):
-    command = [sys.executable, str(ROOT / "benchmarks" / "memory_plan.py")]
-    small = [*command, "--student", "1.7B", "--teacher", "4B", "--gpu-gib", "16"]
-    done = subprocess.run(small, capture_output=True, text=True, timeout=120, cwd=ROOT)
-    assert done.returncode == 1 and "It does not fit. The update phase" in done.stdout, done.stderr
-
-    def run(*arguments) -> int | str:
-        monkeypatch.setattr(sys, "argv", ["memory_plan.py", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            memory_plan.main()
-        return ended.value.code
-
-    colab = ("--config", str(ROOT / "examples" / "configs" / "colab.yaml"), "--student", "0.6B", "--teacher", "1.7B")
-    assert run(*colab, "--gpu-gib", "15") == 0 and "It fits." in capsys.readouterr().out
-    assert run("--student", "9B", "--teacher", "4B").startswith("error: '9B' cannot be read; name a folder, or one of")
-    assert run("--student", "1.7B").startswith("error: student and teacher are not known")
-    assert "`processes` must be a whole number" in run("--student", "4B", "--teacher", "4B", "--processes", "0")

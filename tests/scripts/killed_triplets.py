@@ -36,7 +36,7 @@ RETRIES = ("--timeout", "5", "--max-retries", "4", "--max-backoff", "0.3")
 
 def start(source: Path, rows: int, concurrency: int, url: str, output: Path) -> subprocess.Popen:
     """The program, as a user starts it."""
-    command = [sys.executable, str(ROOT / "examples" / "generate_triplets.py"), "--input", str(source)]
+    command = [sys.executable, "-m", "crop_trl.commands.triplets", "--input", str(source)]
     command += ["--limit", str(rows), "--output", str(output), "--base-url", url, "--concurrency", str(concurrency)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
     environment |= {"OPENAI_API_KEY": KEY, "PYTHONPATH": str(ROOT)}

@@ -45,7 +45,7 @@ def start_server() -> Iterator[Callable[..., str]]:
 
 @pytest.fixture
 def program(tmp_path: Path) -> Callable[..., subprocess.Popen]:
-    """Start `examples/generate_triplets.py` with a key in its environment; no file can hold more than `file_size`."""
+    """Start `crop-trl triplets` with a key in its environment; no file can hold more than `file_size`."""
 
     def start_as_from_a_terminal(file_size: int | None) -> None:
         # Tests that run in the background inherit ignored interrupts, which the program then rightly ignores as well.
@@ -58,7 +58,7 @@ def program(tmp_path: Path) -> Callable[..., subprocess.Popen]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
         environment |= {"PYTHONPATH": str(ROOT), "OPENAI_LOG": "debug"} | ({"OPENAI_API_KEY": key} if key else {})
         return subprocess.Popen(
-            [sys.executable, str(ROOT / "examples" / "generate_triplets.py"), *options],
+            [sys.executable, "-m", "crop_trl.commands.triplets", *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

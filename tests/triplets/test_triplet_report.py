@@ -2,14 +2,13 @@
 
 import json
 import re
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
 from triplets.running import REPORTED, generate
 from triplets.scripted_server import PLANS
 
+from crop_trl.commands.triplets import main
 from crop_trl.triplets.estimate import dry_run
 from crop_trl.triplets.outputs import OutputDirectory
 from crop_trl.triplets.pipeline import generate_triplets
@@ -122,12 +121,12 @@ def test_plans_cover_every_status():
 def test_every_command_of_the_documentation_runs(start_server, problems, tmp_path, monkeypatch, capsys):
     root = Path(__file__).resolve().parents[2]
     text = (root / "docs" / "triplets.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^python (examples/generate_triplets\.py) (.*)$", text, re.MULTILINE)
+    commands = re.findall(r"^crop-trl triplets (.*)$", text, re.MULTILINE)
     assert len(commands) == 5
     problems(*REPORTED)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OPENAI_BASE_URL", start_server())
-    for script, options in commands:
+    for options in commands:
         if "--apply-review" in options:
             rows = [
                 {"id": i, "text_hash": h, "verdict": "accept"}
@@ -136,8 +135,5 @@ def test_every_command_of_the_documentation_runs(start_server, problems, tmp_pat
                 )
             ]
             (tmp_path / "review.json").write_text(json.dumps({"verdicts": rows}))
-        monkeypatch.setattr(sys, "argv", [script, *options.split()])
-        with pytest.raises(SystemExit) as ended:
-            runpy.run_path(str(root / script), run_name="__main__")
-        assert ended.value.code == 0, capsys.readouterr().err
+        assert main(options.split()) == 0
     assert "Agreement: 14 of 19" in capsys.readouterr().out

@@ -1,11 +1,8 @@
 """A mistake in settings or input is one sentence, before anything is sent."""
 
-import runpy
-import sys
-from pathlib import Path
-
 import pytest
 
+from crop_trl.commands.triplets import main
 from crop_trl.triplets.pipeline import generate_triplets
 from crop_trl.triplets.settings import TripletSettings
 
@@ -27,17 +24,15 @@ from crop_trl.triplets.settings import TripletSettings
         ),
     ],
 )
-def test_one_sentence_for_each_mistake(problems, tmp_path, monkeypatch, capsys, options, says):
+def test_one_sentence_for_each_mistake(problems, tmp_path, monkeypatch, options, says):
     problems("What is 1+1?")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OPENAI_API_KEY")
-    script = Path(__file__).resolve().parents[2] / "examples" / "generate_triplets.py"
-    monkeypatch.setattr(sys, "argv", [str(script), *options.split()])
     with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(script), run_name="__main__")
-    sentence = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
-    assert ended.value.code == 1 and len(sentence) == 1
-    assert says in sentence[0] and "pw" not in sentence[0]
+        main(options.split())
+    sentence = ended.value.code
+    assert sentence.startswith("error: ") and len(sentence.splitlines()) == 1
+    assert says in sentence and "pw" not in sentence
 
 
 @pytest.mark.parametrize(

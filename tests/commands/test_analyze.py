@@ -1,14 +1,11 @@
-"""The analysis script on a bank, on a run of train_crop.py, and on results; what a user reads for a mistake."""
+"""`crop-trl analyze` on a bank, on a run, and on results; what a user reads for a mistake."""
 
 import json
 import sys
 from pathlib import Path
 
-import analyze_selection
 import numpy as np
 import pytest
-import replay_selectors
-import train_crop
 from tiny import make_rows, make_tokenizer, make_trainer
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
@@ -16,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from crop_trl.analysis.bank import RolloutBank, collect_bank
 from crop_trl.analysis.inspect import strongest_responses, table_heatmap
 from crop_trl.analysis.tokens import TokenTable, read_source
+from crop_trl.commands import analyze, replay, train
 from crop_trl.methods import SelectionSettings
 from crop_trl.methods.divergence import topk_entropy
 
@@ -115,9 +113,7 @@ def test_every_source_is_decoded_with_its_own_tokenizer(bank, tmp_path, capsys):
     second.save(tmp_path / "second.safetensors")
 
     def counts(*sources):
-        analyze_selection.main(
-            [*map(str, sources), "--methods", "crop", "--heatmaps", "0", "--output", str(tmp_path / "out")]
-        )
+        analyze.main([*map(str, sources), "--methods", "crop", "--heatmaps", "0", "--output", str(tmp_path / "out")])
         shares = json.loads((tmp_path / "out/categories.json").read_text())["methods"]["all tokens"]
         return {name: round(share * shares["tokens"]) for name, share in shares["shares"].items()}
 
@@ -129,15 +125,15 @@ def test_every_source_is_decoded_with_its_own_tokenizer(bank, tmp_path, capsys):
 
 def test_the_table_of_a_replay(bank):
     bank, _ = bank
-    printed = replay_selectors.report(bank, SelectionSettings(), 0.5, make_tokenizer())
-    assert "-0.000" not in printed and replay_selectors.fixed(-0.0004) == "0.000"
-    assert replay_selectors.fixed(-0.0006) == "-0.001"
+    printed = replay.report(bank, SelectionSettings(), 0.5, make_tokenizer())
+    assert "-0.000" not in printed and replay.fixed(-0.0004) == "0.000"
+    assert replay.fixed(-0.0006) == "-0.001"
     assert "likelier than the teacher by more than 0.5 nats" in printed
 
 
 def test_a_bank_from_the_command_line(bank, tmp_path, capsys):
     arguments = ["--methods", "crop", "random", "entropy", "--tail", "0.1", "--heatmaps", "2"]
-    analyze_selection.main([str(bank[1]), *arguments, "--output", str(tmp_path)])
+    analyze.main([str(bank[1]), *arguments, "--output", str(tmp_path)])
     printed = capsys.readouterr().out
     assert "because its scores peak high" in printed
     assert "Shares of the kept tokens (%)" in printed and "CROP margin" in printed
@@ -155,14 +151,14 @@ def test_a_run_from_the_command_line(tmp_path, monkeypatch, capsys):
     """Train on the embedded task with the export on, then analyse the run's folder and its result."""
     monkeypatch.chdir(ROOT)
     run = str(tmp_path / "run")
-    train_crop.main(
+    train.main(
         ["--config", "examples/configs/tiny_math.yaml", "--use_cpu", "true", "--disable_tqdm", "true"]
         + ["--eval_dataset_name", "", "--reward", "none", "--reward_weights", "1.0", "--heatmap", "false"]
         + ["--prompts_per_step", "4", "--per_device_train_batch_size", "8", "--max_steps", "2"]
         + ["--selection_export_steps", "1", "--output_dir", run]
     )
     capsys.readouterr()
-    analyze_selection.main([run])
+    analyze.main([run])
     printed = capsys.readouterr().out
     assert "No entropy ranks: these runs did not measure the student's entropy" in printed
     shares = json.loads((tmp_path / "run/analysis/categories.json").read_text())["methods"]
@@ -173,7 +169,7 @@ def test_a_run_from_the_command_line(tmp_path, monkeypatch, capsys):
 
 def test_results_from_the_command_line(tmp_path, capsys):
     (tmp_path / "runs.csv").write_text("method,retention_ratio,accuracy\ncrop,0.2,0.5\ntip,0.2,0.4\nopd,,0.45\n")
-    analyze_selection.main(["--results", str(tmp_path / "runs.csv"), "--output", str(tmp_path / "out")])
+    analyze.main(["--results", str(tmp_path / "runs.csv"), "--output", str(tmp_path / "out")])
     assert "crop at 20 %: +10.00 over tip, +5.00 over opd" in capsys.readouterr().out
     assert json.loads((tmp_path / "out/budget_curves.json").read_text())["gains"][0]["best"] == "tip"
 
@@ -201,7 +197,7 @@ def test_an_output_that_is_a_file_is_told_at_once(bank, tmp_path, inside):
     with pytest.raises(
         SystemExit, match=r"error: `--output` .* is no folder to write: .*file' is a file; give another"
     ):
-        analyze_selection.main([str(bank[1]), "--output", str(output)])
+        analyze.main([str(bank[1]), "--output", str(output)])
     assert (tmp_path / "file").read_text() == "mine"
 
 
@@ -210,7 +206,7 @@ def test_what_cannot_be_drawn_leaves_no_half_of_an_analysis(bank, tmp_path, monk
     if not arguments:
         monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(SystemExit, match="error: (`tail` must|`bins` must|Drawing a chart needs matplotlib: `pip)"):
-        analyze_selection.main([str(bank[1]), "--output", str(tmp_path / "out"), *arguments])
+        analyze.main([str(bank[1]), "--output", str(tmp_path / "out"), *arguments])
     assert not (tmp_path / "out").exists()
 
 
@@ -221,7 +217,7 @@ def test_a_mistake_gets_one_sentence(bank, tmp_path, mistake):
     (tmp_path / "x.yaml").write_text("some: text: of\nseveral: lines\n")
     arguments = [a.format(folder=tmp_path, bank=bank[1]) for a in arguments]
     with pytest.raises(SystemExit) as stopped:
-        analyze_selection.main([*arguments, "--output", str(tmp_path / "out")])
+        analyze.main([*arguments, "--output", str(tmp_path / "out")])
     message = str(stopped.value)
     assert message.startswith("error: ") and sentence in message, message
     assert len(message.splitlines()) == 1

@@ -1,11 +1,11 @@
 r"""Evaluate a model as the paper does, grade a run again, or compare runs.
 
-    python examples/evaluate.py --model Qwen/Qwen3-1.7B-Base --setting A \
+    crop-trl evaluate --model Qwen/Qwen3-1.7B-Base --setting A \
         --benchmark AIME24 AIME25 AMC23 MATH-500 MATH-500-Clean --output runs/base
-    python examples/evaluate.py --model examples/tiny_math/models/student --sampler hf \
+    crop-trl evaluate --model examples/tiny_math/models/student --sampler hf \
         --benchmark tiny-math=examples/tiny_math/data/heldout.jsonl --output runs/student
-    python examples/evaluate.py --regrade runs/base --clean audit/clean_ids.json
-    python examples/evaluate.py --compare base=runs/base crop=runs/crop --reference base
+    crop-trl evaluate --regrade runs/base --clean audit/clean_ids.json
+    crop-trl evaluate --compare base=runs/base crop=runs/crop --reference base
 
 A run that was interrupted goes on when the same command is given again.
 """
@@ -16,8 +16,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from crop_trl.evaluation import benchmarks, run, tables
-from crop_trl.evaluation.sampling import (
+from ..evaluation import benchmarks, run, tables
+from ..evaluation.sampling import (
     SAMPLERS,
     SETTINGS,
     DecodingSettings,
@@ -26,13 +26,16 @@ from crop_trl.evaluation.sampling import (
     VLLMSampler,
     check_dtype,
 )
-from crop_trl.files import read_object, write_text
+from ..files import read_object, write_json, write_text
+from .errors import told
+from .options import OptionParser
 
 BATCH_SIZES = {"hf": 32, "vllm": 512, "server": 64}
 
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = OptionParser("evaluate", __doc__)
     what = parser.add_argument_group("what to do (one of)")
     what.add_argument("--model", help="folder, hub name, or the name that a server uses")
     what.add_argument("--regrade", metavar="DIR", help="grade the generations of a run again")
@@ -61,7 +64,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     engine.add_argument("--batch_size", type=int, help="responses (hf) or requests (vllm, server) at a time")
     engine.add_argument("--dtype", help="of the weights (hf)")
     engine.add_argument("--vllm_options", metavar="JSON", help='JSON, such as {"tensor_parallel_size": 2}')
-    return parser.parse_args(arguments)
+    return parser.parse_args(argv)
 
 
 def check_options(args: argparse.Namespace) -> None:
@@ -91,11 +94,13 @@ def check_options(args: argparse.Namespace) -> None:
 
 
 def load_benchmarks(args: argparse.Namespace) -> list[benchmarks.Benchmark]:
+    """The benchmarks that are named, and their clean subsets."""
     loaded = [benchmarks.load_benchmark(spec, args.samples, args.base_seed) for spec in args.benchmark]
     return loaded + clean_subsets(args, loaded)
 
 
 def clean_subsets(args: argparse.Namespace, loaded: list[benchmarks.Benchmark]) -> list[benchmarks.Benchmark]:
+    """What an audit left of each benchmark. Raises `ValueError` for an audit of other files."""
     if not args.clean:
         return []
     if not Path(args.clean).is_file():
@@ -132,6 +137,7 @@ def clean_subsets(args: argparse.Namespace, loaded: list[benchmarks.Benchmark]) 
 
 
 def make_sampler(args: argparse.Namespace, decoding: DecodingSettings):
+    """What draws the responses."""
     batch_size = args.batch_size or BATCH_SIZES[args.sampler]
     if args.sampler == "hf":
         return TransformersSampler(args.model, decoding, batch_size, args.dtype)
@@ -141,6 +147,7 @@ def make_sampler(args: argparse.Namespace, decoding: DecodingSettings):
 
 
 def evaluate(args: argparse.Namespace) -> None:
+    """Draw what is missing, grade, report."""
     if not args.output:
         raise ValueError("`--output` is not set; name the folder that generations and results go to.")
     if args.sampler == "server" and not args.server_url:
@@ -175,18 +182,21 @@ def evaluate(args: argparse.Namespace) -> None:
 
 
 def regrade(args: argparse.Namespace) -> None:
+    """Grade the generations of a run again."""
     loaded = load_benchmarks(args) if args.benchmark else run.stored_benchmarks(args.regrade)
     loaded += [] if args.benchmark else clean_subsets(args, loaded)
     report(run.regrade(args.regrade, loaded, args.pass_k), Path(args.regrade))
 
 
 def report(results: dict, folder: Path) -> None:
+    """Print and write the tables of a run."""
     text = tables.run_markdown(results)
     write_text(folder / "results.md", text)
     print(text)
 
 
 def compare(args: argparse.Namespace) -> None:
+    """Tables of several runs side by side."""
     runs = {}
     for item in args.compare:
         name, _, folder = item.rpartition("=")
@@ -200,23 +210,21 @@ def compare(args: argparse.Namespace) -> None:
         folder = Path(args.output)
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "comparison.md", text)
-        write_text(folder / "comparison.json", json.dumps(tables.comparison(runs, args.reference), indent=1) + "\n")
+        write_json(folder / "comparison.json", tables.comparison(runs, args.reference))
     print(text)
 
 
-def main() -> None:
-    args = parse()
+def main(argv: list[str] | None = None) -> None:
+    """Do the one thing that is asked for."""
     known = {"model": evaluate, "regrade": regrade, "compare": compare}
-    tasks = [task for name, task in known.items() if getattr(args, name)]
-    try:
+    goes_on = "Interrupted; what is done is saved, the same command goes on from there."
+    with told(ValueError, OSError, ImportError, RuntimeError, interrupted=goes_on):
+        args = parse(argv)
+        tasks = [task for name, task in known.items() if getattr(args, name)]
         if len(tasks) != 1:
             raise ValueError("Give exactly one of `--model`, `--regrade` and `--compare`.")
         check_options(args)
         tasks[0](args)
-    except (ValueError, OSError, ImportError, RuntimeError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit("Interrupted; what is done is saved, the same command goes on from there.")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
 """See what methods select: kinds of tokens, entropy ranks, heat maps, and accuracy over the budget.
 
-    python examples/analyze_selection.py runs/bank.safetensors --methods crop random entropy tip ta-opd
-    python examples/analyze_selection.py runs/tiny_math
-    python examples/analyze_selection.py --results runs/compare
+    crop-trl analyze runs/bank.safetensors --methods crop random entropy tip ta-opd
+    crop-trl analyze runs/tiny_math
+    crop-trl analyze --results runs/compare
 
-A source is a rollout bank (examples/replay_selectors.py), to which methods are applied, or the output folder of a run
-that was trained with `--selection_export_steps 1`. Several sources stand side by side; among kinds of tokens, methods
-of one name are counted together. Every figure comes with a JSON
-file that holds its numbers.
+A source is a rollout bank (of `crop-trl replay`), to which methods are applied, or the output folder of a run that was
+trained with `--selection_export_steps 1`. Several sources stand side by side; among kinds of tokens, methods of one
+name are counted together. Every figure comes with a JSON file that holds its numbers.
 """
 
 import argparse
@@ -17,29 +16,35 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from crop_trl.analysis.budget_curves import budget_curves, read_runs, save_budget_chart
-from crop_trl.analysis.categories import load_word_lists
-from crop_trl.analysis.category_shares import category_shares, save_category_chart
-from crop_trl.analysis.chart import require_matplotlib, save_json
-from crop_trl.analysis.entropy_ranks import BINS, TAIL, check_ranks, entropy_ranks, save_entropy_chart
-from crop_trl.analysis.heatmap import render_terminal, save_html, save_png
-from crop_trl.analysis.inspect import strongest_responses, table_heatmap
-from crop_trl.analysis.tokens import TokenTable, read_source
-from crop_trl.methods import SelectionSettings
+from ..analysis.budget_curves import budget_curves, read_runs, save_budget_chart
+from ..analysis.categories import load_word_lists
+from ..analysis.category_shares import category_shares, save_category_chart
+from ..analysis.chart import require_matplotlib, save_json
+from ..analysis.entropy_ranks import BINS, TAIL, check_ranks, entropy_ranks, save_entropy_chart
+from ..analysis.heatmap import render_terminal, save_html, save_png
+from ..analysis.inspect import strongest_responses, table_heatmap
+from ..analysis.tokens import TokenTable, read_source
+from ..methods import SelectionSettings
+from ..methods.selector_file import register_selector
+from .errors import told
+from .options import OptionParser
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OptionParser("analyze", __doc__)
     parser.add_argument("source", nargs="*", help="rollout bank or output folder of a run")
     parser.add_argument("--methods", nargs="+", help="methods to apply to a bank; by default all that rank tokens")
+    parser.add_argument("--selector", metavar="FILE:NAME", help="a method of your own to apply to a bank as well")
     parser.add_argument("--retention_ratio", type=float, default=0.2, help="budget of methods applied to a bank")
     parser.add_argument(
         "--tokenizer", help="folder or hub name; by default the one of the run or of the bank's student"
     )
     parser.add_argument("--tail", type=float, default=TAIL, help="share of tokens that is the lowest-entropy tail")
     parser.add_argument("--bins", type=int, default=BINS, help="bins of the entropy ranks")
-    parser.add_argument("--word_lists", help="YAML file of word lists, like crop_trl/analysis/categories.yaml")
+    parser.add_argument(
+        "--word_lists", help="YAML file of word lists, in the form of the package's analysis/categories.yaml"
+    )
     parser.add_argument(
         "--heatmaps", type=int, default=1, help="responses to draw of each source (of crop, else of its first method)"
     )
@@ -78,6 +83,9 @@ def load_tokenizer(given: str | None, source: str, table: TokenTable):
 def analyze(args: argparse.Namespace, output: Path) -> list[str]:
     """Everything about tokens; returns lines to print."""
     settings = SelectionSettings(retention_ratio=args.retention_ratio)
+    if args.selector:
+        own, _ = register_selector(args.selector)
+        args.methods = None if args.methods is None else [*args.methods, own]
     word_lists = load_word_lists(args.word_lists) if args.word_lists else None
     tables = [read_source(source, args.methods, settings) for source in args.source]
     # Runs of several students may stand side by side, whose ids mean other words.
@@ -115,10 +123,24 @@ def analyze(args: argparse.Namespace, output: Path) -> list[str]:
     return lines
 
 
+def draw_curves(args: argparse.Namespace, output: Path) -> list[str]:
+    """Accuracy over the budget; returns lines to print."""
+    curves = budget_curves(read_runs(args.results), args.method)
+    save_json(curves.to_dict(), output / "budget_curves.json")
+    save_budget_chart(curves, output / "budget_curves.png", args.note)
+    lines = []
+    for gain in curves.gains:
+        best, opd = gain.over_best, gain.over_opd
+        over = [f"{100 * best.accuracy:+.2f} over {gain.best}"] if best else []
+        over += [f"{100 * opd.accuracy:+.2f} over opd"] if opd else []
+        lines.append(f"{args.method} at {100 * gain.retention_ratio:g} %: {', '.join(over) or 'nothing beside it'}")
+    return lines
+
+
 def main(argv: list[str] | None = None) -> None:
     """Parse, analyse, print."""
-    args = parse(argv)
-    try:
+    with told():
+        args = parse(argv)
         if not args.source and not args.results:
             raise ValueError("Give a rollout bank or a run's folder to analyse, or `--results` for budget curves.")
         if args.heatmaps < 0:
@@ -129,19 +151,7 @@ def main(argv: list[str] | None = None) -> None:
         check_ranks(args.tail, args.bins)
         require_matplotlib()
         lines = analyze(args, output) if args.source else []
-        if args.results:
-            curves = budget_curves(read_runs(args.results), args.method)
-            save_json(curves.to_dict(), output / "budget_curves.json")
-            save_budget_chart(curves, output / "budget_curves.png", args.note)
-            for gain in curves.gains:
-                best, opd = gain.over_best, gain.over_opd
-                over = [f"{100 * best.accuracy:+.2f} over {gain.best}"] if best else []
-                over += [f"{100 * opd.accuracy:+.2f} over opd"] if opd else []
-                lines.append(
-                    f"{args.method} at {100 * gain.retention_ratio:g} %: {', '.join(over) or 'nothing beside it'}"
-                )
-    except (ValueError, OSError, ImportError) as error:
-        sys.exit(f"error: {error}")
+        lines += draw_curves(args, output) if args.results else []
     print("\n".join(lines))
     print(f"\nFigures and numbers: {output}")
 

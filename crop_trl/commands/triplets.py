@@ -1,9 +1,9 @@
 """Make, check and report original-paraphrase-counterfactual triplets with any OpenAI-compatible model.
 
     export OPENAI_API_KEY=...
-    python examples/generate_triplets.py --input problems.jsonl --output triplets --max-cost 50
+    crop-trl triplets --input problems.jsonl --output triplets --max-cost 50
 
-Run the same command again to go on after an interruption. Needs `pip install -e .[openai]`.
+Run the same command again to go on after an interruption. Needs `pip install crop-trl[openai]`.
 """
 
 import os
@@ -11,16 +11,16 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from transformers import HfArgumentParser
-
-from crop_trl.triplets.client import EndpointError
-from crop_trl.triplets.estimate import dry_run
-from crop_trl.triplets.ledger import LedgerError
-from crop_trl.triplets.pipeline import generate_triplets
-from crop_trl.triplets.progress import say
-from crop_trl.triplets.report import write_report
-from crop_trl.triplets.review import apply_review, write_review_page
-from crop_trl.triplets.settings import TripletSettings
+from ..triplets.client import EndpointError
+from ..triplets.estimate import dry_run
+from ..triplets.ledger import LedgerError
+from ..triplets.pipeline import generate_triplets
+from ..triplets.progress import say
+from ..triplets.report import write_report
+from ..triplets.review import apply_review, write_review_page
+from ..triplets.settings import TripletSettings
+from .errors import told
+from .options import SettingsParser
 
 
 @dataclass
@@ -34,10 +34,10 @@ class Task:
     apply_review: str | None = field(default=None, metadata={"help": "JSON file that the review page saved."})
 
 
-def main() -> int:
-    parser = HfArgumentParser((TripletSettings, Task), description=__doc__.splitlines()[0])
-    try:
-        settings, task = parser.parse_args_into_dataclasses()
+def main(argv: list[str] | None = None) -> int:
+    """Do what is asked for. Returns 3 when triplets are left to make."""
+    with told(ValueError, OSError, LedgerError, EndpointError):
+        settings, task = SettingsParser("triplets", (TripletSettings, Task), __doc__).read(argv)
         if task.dry_run:
             show(dry_run(settings))
         elif task.review is not None:
@@ -48,9 +48,6 @@ def main() -> int:
             show(write_report(settings.output))
         else:
             return generate(settings)
-    except (ValueError, OSError, LedgerError, EndpointError) as error:
-        say(f"error: {error}")
-        return 1
     return 0
 
 

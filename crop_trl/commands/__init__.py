@@ -1,0 +1,11 @@
+"""The programs: `crop-trl NAME ...`, or `python -m crop_trl.commands.NAME ...`."""
+
+COMMANDS = {
+    "triplets": "make, check and review original-paraphrase-counterfactual triplets",
+    "plan": "what a training run takes of each GPU, and whether it fits",
+    "train": "train a student with CROP or another method, on one process or many",
+    "evaluate": "sample a model on benchmarks, grade its answers, compare runs",
+    "audit": "compare training texts with benchmark problems",
+    "replay": "sample one batch, score it every way there is, show what each method keeps",
+    "analyze": "draw what methods keep: kinds of tokens, entropy ranks, heat maps, budget curves",
+}

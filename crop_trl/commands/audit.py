@@ -1,0 +1,69 @@
+"""Compare training texts with benchmark problems.
+
+crop-trl audit --train triplets.jsonl --benchmark MATH-500=math500.jsonl --output audit
+crop-trl audit ... --verdicts verdicts.csv     # after judging audit/candidates.html
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+from ..audit.compare import audit, check_limits, read_benchmark, read_train
+from ..audit.report import apply_verdicts, read_verdicts, summary_markdown, write_report
+from .errors import told
+from .options import OptionParser
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = OptionParser("audit", __doc__)
+    parser.add_argument("--train", nargs="+", required=True, metavar="FILE", help="rows with `problem`, or triplets")
+    parser.add_argument("--benchmark", nargs="+", action="extend", required=True, metavar="NAME=FILE")
+    parser.add_argument("--output", required=True, metavar="DIR")
+    parser.add_argument("--verdicts", metavar="FILE", help="a CSV with a person's verdicts")
+    parser.add_argument(
+        "--min_similarity",
+        type=float,
+        default=0.3,
+        help="least similarity of a candidate; the ten strongest of a benchmark are listed in any case",
+    )
+    parser.add_argument("--per_problem", type=int, default=5, help="most candidate texts for one benchmark problem")
+    return parser.parse_args(argv)
+
+
+def check_options(args: argparse.Namespace) -> dict[str, str]:
+    """The benchmarks' files by name. Raises `ValueError` for an option whose value is wrong."""
+    check_limits(args.min_similarity, args.per_problem)
+    if Path(args.output).exists() and not Path(args.output).is_dir():
+        raise ValueError(f"--output {args.output!r} is a file: name a folder.")
+    files: dict[str, str] = {}
+    for item in args.benchmark:
+        name, _, file = item.partition("=")
+        if not name or not file:
+            raise ValueError(f"--benchmark {item!r} is not NAME=FILE, for example MATH-500=math500.jsonl.")
+        if name in files:
+            raise ValueError(f"--benchmark names {name!r} twice; give each file a name of its own.")
+        files[name] = file
+    return files
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Read, compare, write; the summary is printed."""
+    with told(interrupted="Interrupted; nothing was written, run the same command again."):
+        args = parse(argv)
+        files = check_options(args)
+        verdicts = read_verdicts(args.verdicts) if args.verdicts else None
+        benchmarks = {name: read_benchmark(file) for name, file in files.items()}
+        train = read_train(args.train)
+        started = time.monotonic()
+        result = audit(train, benchmarks, args.min_similarity, args.per_problem)
+        result.seconds = time.monotonic() - started
+        if verdicts is not None:
+            apply_verdicts(result, verdicts)
+        write_report(result, args.output, judged=verdicts is not None)
+    print(summary_markdown(result, judged=verdicts is not None))
+    print(f"Candidates to judge: {args.output}/candidates.html (the same in candidates.csv)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Starting accelerate's launcher from a command, with a launch file of ours or any other."""
+
+import argparse
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from subprocess import CalledProcessError
+
+FOLDER = Path(__file__).resolve().parents[1] / "accelerate_configs"
+# What may stand on the command line beside the options of the command itself, as accelerate knows it.
+OPTIONS = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port", "gpu_ids")
+
+
+def is_launched() -> bool:
+    """Whether this process was started by accelerate or torchrun, so that no second launch is due."""
+    return "LOCAL_RANK" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ
+
+
+def launch_file(name: str) -> Path:
+    """A launch file by name (`zero2`) or path. Raises `ValueError`, listing the names, when there is none."""
+    for path in (FOLDER / f"{name}.yaml", Path(name)):
+        if path.is_file():
+            return path
+    names = ", ".join(sorted(path.stem for path in FOLDER.glob("*.yaml")))
+    raise ValueError(f"`accelerate_config` {name!r} is no launch file: choose one of {names}, or give the path of one.")
+
+
+def split_options(argv: list[str]) -> tuple[list[str], list[str]]:
+    """The options of a launch, as accelerate takes them, and the rest of a command line."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS)
+    for name in ("accelerate_config", *OPTIONS):
+        parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}")
+    found, rest = parser.parse_known_args(argv)
+    given = {name: value for name, value in vars(found).items() if value is not None}
+    file = given.pop("accelerate_config", None)
+    options = [] if file is None else ["--config_file", str(launch_file(file))]
+    return [*options, *(word for name, value in given.items() for word in (f"--{name}", value))], rest
+
+
+def launch(module: str, options: list[str], argv: list[str]) -> None:
+    """
+    Run a module of the package in as many processes as the launch says, and end with their status.
+
+    A process that failed has said why; that the launcher ended for it is no news.
+    """
+    from accelerate.commands.launch import launch_command, launch_command_parser
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    try:
+        launch_command(launch_command_parser().parse_args([*options, "--module", module, *argv]))
+    except CalledProcessError as error:
+        _end({0: error.returncode})
+    except ChildFailedError as error:
+        _end({rank: failure.exitcode for rank, failure in error.failures.items()})
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _end(codes: dict[int, int]) -> None:
+    # One that was killed had no time to say so.
+    for rank, code in codes.items():
+        if code < 0:
+            name = signal.Signals(-code).name
+            hint = " (memory of the machine?)" if name == "SIGKILL" else ""
+            print(f"error: process {rank} was ended by {name}{hint}.", file=sys.stderr)
+    sys.exit(max(codes.values(), key=abs) if min(codes.values()) >= 0 else 1)

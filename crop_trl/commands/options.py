@@ -1,0 +1,105 @@
+"""Command lines of all commands: what is wrong in one is said in a sentence, with the nearest option."""
+
+import argparse
+import difflib
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from trl import TrlParser
+
+
+def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
+    """The end of a sentence about a name that is not known."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean `{near[0]}`?" if near else otherwise
+
+
+class _Sentences(argparse.ArgumentParser):
+    """A parser whose errors are `ValueError`s of one sentence."""
+
+    def error(self, message: str):
+        raise ValueError(f"{message[:1].upper()}{message[1:]}; `{self.prog} --help` lists the options.")
+
+    def refuse(self, unknown: list[str]) -> None:
+        if unknown:
+            name = unknown[0].partition("=")[0]
+            known = [option for action in self._actions for option in action.option_strings]
+            remedy = nearest(name, known, f"`{self.prog} --help` lists them.")
+            raise ValueError(f"`{name}` is no option of `{self.prog}`; {remedy}")
+
+
+class OptionParser(_Sentences):
+    """For a command whose options are listed in it; `doc` is its module's text."""
+
+    def __init__(self, name: str, doc: str):
+        super().__init__(f"crop-trl {name}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def parse_args(self, args=None, namespace=None):
+        """See [`~argparse.ArgumentParser.parse_args`]. Raises `ValueError` for what is wrong."""
+        found, unknown = self.parse_known_args(args, namespace)
+        self.refuse(unknown)
+        return found
+
+
+class SettingsParser(_Sentences, TrlParser):
+    """For a command whose options are the fields of dataclasses, which a `--config` file may set as well."""
+
+    def __init__(self, name: str, kinds: tuple[type, ...], doc: str):
+        super().__init__(kinds, prog=f"crop-trl {name}", description=doc.splitlines()[0])
+        self.add_argument("--config", help="YAML file of settings; the command line wins over it.")
+
+    def settings(self, argv: list[str] | None) -> dict[str, Any]:
+        """
+        What the command line (`None`: of this process) and its `--config` file set, and nothing else.
+
+        Raises:
+            `ValueError`: a name that is not known, a value of another type, or settings that exclude each other.
+        """
+        argv = sys.argv[1:] if argv is None else argv
+        if {"-h", "--help"} & set(argv):
+            super().parse_known_args(["--help"])
+        for action in self._actions:
+            action.default = argparse.SUPPRESS
+        given, unknown = self.parse_known_args(argv)
+        self.refuse(unknown)
+        file = vars(given).get("config")
+        config = read_yaml(file) if file else {}
+        for name, value in (config.pop("env", None) or {}).items():
+            os.environ[name] = str(value)
+        for source in (vars(given), config):
+            if source.get("method") and source.get("selector"):
+                raise ValueError(
+                    f"`method` {source['method']!r} and `selector` {source['selector']!r} exclude each other; give one."
+                )
+        # A file excludes nothing that the command line asks for.
+        for one, other in (("method", "selector"), ("selector", "method")):
+            if getattr(given, one, None):
+                config.pop(other, None)
+        left = self.set_defaults_with_config(**config)
+        if left:
+            name = left[0].removeprefix("--")
+            known = [action.dest for action in self._actions]
+            raise ValueError(f"`{name}` in {file!r} is no setting; {nearest(name, known, 'remove it.')}")
+        found = vars(self.parse_known_args(argv)[0])
+        found.pop("config", None)
+        return found
+
+    def read(self, argv: list[str] | None) -> tuple:
+        """The dataclasses, filled."""
+        return self.parse_dict(self.settings(argv))
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """A YAML file of settings. Raises `ValueError` when there is none, or it holds something else."""
+    try:
+        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise ValueError(f"{str(path)!r} cannot be read ({reason}); name a YAML file of settings.") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{str(path)!r} holds no settings; write lines such as `name: value`.")
+    return found

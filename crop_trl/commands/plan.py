@@ -1,0 +1,115 @@
+"""What a run takes of each GPU, by arithmetic, and whether it fits. Needs no GPU and loads no model.
+
+    crop-trl plan --config examples/configs/setting_a.yaml --accelerate_config zero2_8gpu --teacher Qwen/Qwen3-4B \
+        --gpu_gib 80
+
+It takes the settings of `crop-trl train` besides. Models are dense decoders, no mixtures of experts, named as in the
+configuration, looked up on the hub or on disk, or by the size of a Qwen3 model (`--student 1.7B`). Ends with status 1
+when it does not fit.
+"""
+
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import AutoConfig
+from trl import ModelConfig
+
+from ..config import CROPConfig
+from ..planning.memory import plan_memory, settings_from
+from ..planning.shape import QWEN3, ModelShape
+from ..runs import ScriptArguments
+from .errors import told
+from .launch import launch_file
+from .options import SettingsParser, read_yaml
+
+
+@dataclass
+class PlanArguments:
+    """What is planned; by default the models of the configuration on one process."""
+
+    accelerate_config: str | None = field(default=None, metadata={"help": "Launch file, by name or path."})
+    student: str | None = field(default=None, metadata={"help": "Model or size, in place of the configuration's."})
+    teacher: str | None = field(default=None, metadata={"help": "Model or size, in place of the configuration's."})
+    processes: int | None = field(default=None, metadata={"help": "In place of the launch file's."})
+    gpu_gib: float = field(default=80.0, metadata={"help": "Memory of a GPU."})
+    mean_tokens: int | None = field(
+        default=None, metadata={"help": "Prompt and response on average; by default a third of the most."}
+    )
+
+
+def shape_of(name: str) -> ModelShape:
+    """Shape of a model by name, path or size."""
+    if name in QWEN3:
+        return QWEN3[name]
+    try:
+        config = AutoConfig.from_pretrained(name)
+    except (OSError, ValueError):
+        size = re.search(r"Qwen3-(\d+(?:\.\d+)?B)", name)
+        if size and size[1] in QWEN3:
+            print(f"{name} cannot be read from here; taken as the Qwen3 shape {size[1]}.", file=sys.stderr)
+            return QWEN3[size[1]]
+        raise ValueError(f"{name!r} cannot be read; name a folder, or one of the sizes {', '.join(QWEN3)}.") from None
+    return ModelShape.of(config)
+
+
+def launch_of(file: str | None) -> tuple[str, int]:
+    """Strategy and number of processes of a launch file, by name or path."""
+    if file is None:
+        return "single", 1
+    path = str(launch_file(file))
+    launch = read_yaml(path)
+    processes = int(launch.get("num_processes") or 1)
+    if "deepspeed_config" in launch:
+        stage = (launch["deepspeed_config"] or {}).get("zero_stage")
+        if stage not in (0, 1, 2, 3):
+            raise ValueError(f"`zero_stage` in {path!r} must be 0, 1, 2 or 3, got {stage!r}; write it into the file.")
+        if stage:
+            return f"zero{stage}", processes
+    if "fsdp_config" in launch:
+        version = (launch["fsdp_config"] or {}).get("fsdp_version", 1)
+        if version != 2:
+            raise ValueError(f"`fsdp_version` in {path!r} must be 2, got {version!r}; a run refuses any other.")
+        return "fsdp2", processes
+    return ("single" if processes == 1 else "ddp"), processes
+
+
+def plan(asked: PlanArguments, fields: Mapping[str, Any]) -> tuple[str, bool]:
+    """What there is to say, and whether it fits. Raises `ValueError` for what cannot be planned."""
+    student = asked.student or fields.get("model_name_or_path")
+    teacher = asked.teacher or fields.get("teacher_model_name_or_path")
+    if student is None or (teacher is None and not fields.get("teacher_server_urls")):
+        raise ValueError(
+            "student and teacher are not known; give `--student` and `--teacher`, or a --config with both."
+        )
+    strategy, processes = launch_of(asked.accelerate_config)
+    shape = shape_of(student)
+    settings = settings_from(
+        fields,
+        shape,
+        strategy=strategy,
+        processes=processes if asked.processes is None else asked.processes,
+        gpu_gib=asked.gpu_gib,
+        mean_tokens=asked.mean_tokens,
+    )
+    planned = plan_memory(shape, None if settings.teacher_placement == "server" else shape_of(teacher), settings)
+    head = f"{student}, taught by {teacher}: {strategy}, {settings.processes} x {asked.gpu_gib:.0f} GiB."
+    verdict = "It fits." if planned.fits else f"It does not fit. {planned.warning}"
+    return "\n\n".join([head, planned.table(), verdict]), planned.fits
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the plan. Returns 1 when it does not fit."""
+    with told():
+        parser = SettingsParser("plan", (PlanArguments, ScriptArguments, CROPConfig, ModelConfig), __doc__)
+        fields = parser.settings(argv)
+        asked = PlanArguments(**{name: fields.pop(name) for name in vars(PlanArguments()) if name in fields})
+        text, fits = plan(asked, fields)
+    print(text)
+    return 0 if fits else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,232 @@
+"""A training run from its settings to its result: what `crop-trl train` is made of, for programs of your own too."""
+
+import importlib.util
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from datasets import Dataset
+from trl import ModelConfig, get_peft_config
+
+from .config import CROPConfig
+from .evaluation.grading import accuracy_reward
+from .methods.selector_file import register_selector
+from .planning.memory import warn_of_memory
+from .trainer import CROPTrainer
+from .training.results import RunResult
+from .triplets import DEFAULT_PROMPT_TEMPLATE, load_triplets
+
+REWARDS = {"accuracy": accuracy_reward, "none": None}
+ACCURACY = "eval_rewards/accuracy_reward/mean"
+
+
+@dataclass
+class ScriptArguments:
+    r"""
+    What a run takes beside [`TrainConfig`] and [`~trl.ModelConfig`].
+
+    Args:
+        dataset_name (`str`): JSONL file or hub dataset of triplet records.
+        dataset_split (`str`): Split of a hub dataset.
+        eval_dataset_name (`str`, *optional*): The same for held-out problems; without it nothing is evaluated.
+        eval_dataset_split (`str`): Split of a hub dataset.
+        prompt_template (`str`): Answer-format wrapper put around every problem; holds `{problem}` once.
+        conversational (`bool`): Whether prompts are chat messages or plain text.
+        num_counterfactuals, num_paraphrases (`int`): How many of each a prompt may have; beyond the first they come
+            from the record's `alternates`.
+        reward (`str`): `accuracy` or `none`; with `--reward_weights 0` it is watched without being trained on.
+        heatmap (`bool`): Whether to end with a picture of the tokens chosen in one held-out response; by default where
+            matplotlib is installed.
+    """
+
+    dataset_name: str | None = field(default=None, metadata={"help": "JSONL file or hub dataset of triplet records."})
+    dataset_split: str = field(default="train", metadata={"help": "Split of a hub dataset."})
+    eval_dataset_name: str | None = field(default=None, metadata={"help": "The same for held-out problems."})
+    eval_dataset_split: str = field(default="test", metadata={"help": "Split of a hub dataset."})
+    prompt_template: str = field(
+        default=DEFAULT_PROMPT_TEMPLATE, metadata={"help": "Wrapper put around every problem; holds {problem} once."}
+    )
+    conversational: bool = field(default=True, metadata={"help": "Prompts as chat messages, or as plain text."})
+    num_counterfactuals: int = field(default=1, metadata={"help": "Counterfactuals to use of each record."})
+    num_paraphrases: int = field(default=1, metadata={"help": "Paraphrases to use of each record."})
+    reward: str = field(default="none", metadata={"help": "accuracy or none; see reward_weights of the trainer."})
+    heatmap: bool | None = field(
+        default=None,
+        metadata={"help": "End with a picture of the tokens chosen in a response; by default if matplotlib is there."},
+    )
+
+    def __post_init__(self):
+        if self.reward not in REWARDS:
+            raise ValueError(f"`reward` {self.reward!r} is not known: choose one of {', '.join(REWARDS)}.")
+        drawable = importlib.util.find_spec("matplotlib") is not None
+        if self.heatmap and not drawable:
+            raise ValueError("`heatmap` needs matplotlib; install crop-trl[viz], or set `--heatmap false`.")
+        self.heatmap = drawable if self.heatmap is None else self.heatmap
+
+    def load(self, talk: bool = True) -> tuple[Dataset, Dataset | None]:
+        """The training rows, and the held-out ones if there are any; `talk` says how many records were fit."""
+        adapter = {
+            "template": self.prompt_template,
+            "conversational": self.conversational,
+            "counterfactuals": self.num_counterfactuals,
+            "paraphrases": self.num_paraphrases,
+        }
+        found = []
+        for kind, name, split in (
+            ("Training", self.dataset_name, self.dataset_split),
+            ("Held-out", self.eval_dataset_name, self.eval_dataset_split),
+        ):
+            dataset, report = load_triplets(name, split, **adapter) if name else (None, None)
+            if dataset is not None and talk:
+                print(f"{kind} triplets: {report}.")
+            found.append(dataset)
+        return tuple(found)
+
+    def describe(self) -> dict:
+        """What the model card and the trackers are told of the data."""
+        names = ("dataset_name", "eval_dataset_name", "prompt_template", "num_counterfactuals", "num_paraphrases")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass
+class TrainConfig(CROPConfig):
+    """
+    [`CROPConfig`] that also knows `base`, the student as it is, and methods from a user's file.
+
+    Args:
+        selector (`str`, *optional*): `FILE:NAME` in place of `method`, see
+            [`~crop_trl.methods.selector_file.register_selector`].
+        selector_sha256 (`str`, *optional*): The file's hash; follows from it.
+    """
+
+    selector: str | None = field(
+        default=None, metadata={"help": "FILE:NAME of a method or score function of your own, in place of method."}
+    )
+    selector_sha256: str | None = field(default=None, metadata={"help": "Hash of its file; follows from it."})
+
+    def __post_init__(self):
+        if self.selector is not None:
+            self.method, self.selector_sha256 = register_selector(self.selector)
+        self.train = self.method != "base"
+        if not self.train:
+            self.method = "opd"
+        super().__post_init__()
+
+    def to_dict(self):
+        """See [`CROPConfig`]; in a log, too, `base` is called so."""
+        return super().to_dict() if self.train else {**super().to_dict(), "method": "base"}
+
+    def describe(self) -> dict:
+        """What the model card and the trackers are told of a method from a file."""
+        return {name: value for name in ("selector", "selector_sha256") if (value := getattr(self, name))}
+
+
+def check_run(script: ScriptArguments, args: TrainConfig, model: ModelConfig) -> None:
+    """Raise `ValueError`, with one sentence, for settings that are missing or do not go together; mend what may be."""
+    for name, value in (
+        ("model_name_or_path", model.model_name_or_path),
+        ("teacher_model_name_or_path", args.teacher_model_name_or_path or args.teacher_server_urls),
+        ("dataset_name", script.dataset_name),
+    ):
+        if not value:
+            raise ValueError(f"`--{name}` is not set; give it on the command line or in the --config file.")
+    for name in ("load_in_8bit", "load_in_4bit"):
+        if getattr(model, name):
+            raise ValueError(
+                f"`{name}` is for the student, whose quantised weights are not supported; set `dtype` to bfloat16 with "
+                "`use_peft`, or for the teacher `teacher_quantization`."
+            )
+    if not args.train and (not script.eval_dataset_name or script.reward == "none"):
+        raise ValueError("`--method base` evaluates only; it needs `--eval_dataset_name` and `--reward accuracy`.")
+    targets = model.lora_target_modules
+    if isinstance(targets, str) and targets.isidentifier():
+        # TRL makes a text of a single name, which Peft then takes for a pattern of whole paths.
+        model.lora_target_modules = [targets]
+    if script.eval_dataset_name and script.reward == "none" and args.process_index == 0:
+        print("Held-out accuracy is not measured: set `--reward accuracy` (`--reward_weights 0`: watch only).")
+    # Inside `train`, so that every reporting backend has the starting point in the same log.
+    args.eval_on_start = bool(args.train and script.eval_dataset_name and script.reward != "none")
+    args.model_init_kwargs = {
+        "revision": model.model_revision,
+        "attn_implementation": model.attn_implementation,
+        "dtype": model.dtype,
+        **(args.model_init_kwargs or {}),
+    }
+    if args.process_index == 0:
+        warn_of_memory(args, model.model_name_or_path, args.teacher_model_name_or_path, vars(model))
+
+
+def make_trainer(script: ScriptArguments, args: TrainConfig, model: ModelConfig) -> CROPTrainer:
+    """Check the settings, read the data, then the models. Raises `ValueError` for what a user got wrong."""
+    check_run(script, args, model)
+    train_dataset, eval_dataset = script.load(args.process_index == 0)
+    reward = REWARDS[script.reward]
+    return CROPTrainer(
+        model=model.model_name_or_path,
+        reward_funcs=[] if reward is None else [reward],
+        args=args,
+        train_dataset=train_dataset,
+        eval_dataset=eval_dataset,
+        peft_config=get_peft_config(model),
+        run_settings={**script.describe(), **args.describe()},
+    )
+
+
+def measure_accuracy(trainer: CROPTrainer) -> float | None:
+    """Accuracy of the student on the held-out problems, as it samples in training; `None` without any or a reward."""
+    if trainer.eval_dataset is None or accuracy_reward not in trainer.reward_funcs:
+        return None
+    if trainer.accelerator.is_main_process:
+        print(f"Evaluating the student on {len(trainer.eval_dataset)} held-out problems.")
+    return trainer.evaluate()[ACCURACY]
+
+
+def save_heatmap(trainer: CROPTrainer, folder: Path) -> None:
+    """Draw what the method keeps in one held-out response."""
+    from .analysis.heatmap import save_html, save_png
+    from .analysis.inspect import inspect_response
+
+    rows = trainer.train_dataset if trainer.eval_dataset is None else trainer.eval_dataset
+    heatmap = inspect_response(trainer, rows[0])
+    if trainer.accelerator.is_main_process:
+        save_png(heatmap, folder / "heatmap.png")
+        save_html(heatmap, folder / "heatmap.html")
+        print(f"Tokens chosen in one held-out response: {folder / 'heatmap.png'} and {folder / 'heatmap.html'}")
+
+
+def finish_run(trainer: CROPTrainer, heatmap: bool = False) -> RunResult:
+    """
+    Measure the accuracy after training, write `result.json` and draw a heat map; without training, `base` is measured.
+
+    Args:
+        trainer ([`~crop_trl.CROPTrainer`]): After training; with `eval_on_start` it knows the accuracy before.
+        heatmap (`bool`): Whether to draw.
+
+    Returns:
+        [`~crop_trl.training.results.RunResult`], on every process.
+    """
+    args, state, folder = trainer.args, trainer.state, Path(trainer.args.output_dir)
+    trained = state.global_step > 0
+    before = next((entry[ACCURACY] for entry in state.log_history if ACCURACY in entry), None)
+    measured = measure_accuracy(trainer)
+    result = RunResult(
+        method=args.method if trained else "base",
+        accuracy_before=before if trained else measured,
+        accuracy_after=measured if trained else None,
+        retention_ratio=args.retention_ratio,
+        seed=args.seed,
+        steps=state.global_step,
+        selector=getattr(args, "selector", None),
+        selector_sha256=getattr(args, "selector_sha256", None),
+    )
+    if trainer.accelerator.is_main_process:
+        result.write(folder)
+        if result.accuracy_before is not None:
+            print(
+                f"Accuracy on {len(trainer.eval_dataset)} held-out problems, {trainer.num_generations_eval} sampled "
+                f"answers each: {result.accuracy_before:.3f} before"
+                + (f", {measured:.3f} after {state.global_step} steps ({args.method})." if trained else ".")
+            )
+    # Last, so that numbers and model are safe whatever becomes of a picture.
+    if heatmap and trained:
+        save_heatmap(trainer, folder)
+    return result

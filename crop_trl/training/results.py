@@ -1,0 +1,51 @@
+"""What a training run came to: `result.json` in its output folder, for budget curves and evaluations."""
+
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ..files import read_object, write_json
+
+FILE = "result.json"
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """
+    One JSON object, whose names are these.
+
+    Args:
+        method (`str`): What was trained; `base`: nothing, the student was evaluated as it is.
+        accuracy_before, accuracy_after (`float`, *optional*): Share of right answers on the held-out problems, in
+            [0, 1]; `None` (JSON `null`) where it was not measured.
+        retention_ratio (`float`, *optional*): Budget; means nothing to methods that train every token.
+        seed, steps (`int`, *optional*): The run's seed, and how many optimizer steps it made.
+        selector, selector_sha256 (`str`, *optional*): Of a method from a user's file: where it is, and the file's hash.
+    """
+
+    method: str
+    accuracy_before: float | None
+    accuracy_after: float | None
+    retention_ratio: float | None = None
+    seed: int | None = None
+    steps: int | None = None
+    selector: str | None = None
+    selector_sha256: str | None = None
+
+    def write(self, folder: str | Path) -> None:
+        """Write the file into a run's output folder."""
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        write_json(Path(folder) / FILE, asdict(self))
+
+    @classmethod
+    def read(cls, path: str | Path) -> "RunResult":
+        """Read a file, also one with further names. Raises `ValueError` for what is no result of a run."""
+        return cls.of(read_object(path, "train again, or delete it"), path)
+
+    @classmethod
+    def of(cls, content: dict[str, Any], path: str | Path) -> "RunResult":
+        """From the content of a file; `path` is for the message."""
+        missing = [name for name in ("method", "accuracy_before", "accuracy_after") if name not in content]
+        if missing:
+            raise ValueError(f"{str(path)!r} is no result of a run: `{missing[0]}` is missing; train again.")
+        return cls(**{field.name: content[field.name] for field in fields(cls) if field.name in content})

@@ -1,0 +1,54 @@
+"""`crop-trl plan`: what it reads, and whether a run fits."""
+
+from pathlib import Path
+
+import pytest
+
+from crop_trl.commands.plan import launch_of, main
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("num_processes: 2", ("ddp", 2)),
+        ("num_processes: 2\ndeepspeed_config: {zero_stage: 0}", ("ddp", 2)),
+        ("num_processes: 2\ndeepspeed_config: {zero_stage: 3}", ("zero3", 2)),
+        ("deepspeed_config: {deepspeed_config_file: a.json}", "must be 0, 1, 2 or 3, got None; write it into the file"),
+        ("fsdp_config: {fsdp_version: 1}", "must be 2, got 1; a run refuses any other"),
+    ],
+)
+def test_reads_a_launch_file(tmp_path, text, expected):
+    (tmp_path / "launch.yaml").write_text(text)
+    if isinstance(expected, tuple):
+        assert launch_of(str(tmp_path / "launch.yaml")) == expected
+    else:
+        with pytest.raises(ValueError, match=expected):
+            launch_of(str(tmp_path / "launch.yaml"))
+
+
+def test_reads_a_launch_file_of_ours_by_name():
+    assert launch_of("zero2_8gpu") == ("zero2", 8) and launch_of("fsdp2") == ("fsdp2", 2)
+
+
+def test_the_command_says_whether_it_fits(capsys):
+    assert main(["--student", "1.7B", "--teacher", "4B", "--gpu-gib", "16"]) == 1
+    assert "It does not fit. The update phase" in capsys.readouterr().out
+    colab = ["--config", str(ROOT / "examples/configs/colab.yaml"), "--student", "0.6B", "--teacher", "1.7B"]
+    assert main([*colab, "--gpu_gib", "15"]) == 0 and "It fits." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--student", "9B", "--teacher", "4B"], "error: '9B' cannot be read; name a folder, or one of"),
+        (["--student", "1.7B"], "error: student and teacher are not known"),
+        (["--student", "4B", "--teacher", "4B", "--processes", "0"], "`processes` must be a whole number"),
+        (["--accelerate_config", "zero4", "--student", "4B", "--teacher", "4B"], "'zero4' is no launch file: choose"),
+    ],
+)
+def test_what_cannot_be_planned(arguments, sentence):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert sentence in ended.value.code
