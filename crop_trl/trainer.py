@@ -42,7 +42,7 @@ from .training.callbacks import (
     notify_rollout,
 )
 from .training.cards import ModelCards, describe_run
-from .training.checkpoints import WholeCheckpoints
+from .training.checkpoints import WholeCheckpoints, checkpoint_to_resume
 from .training.checks import check_output_dir, check_packages
 from .training.export import SelectionExport
 from .training.loss import opd_terms, token_count
@@ -50,7 +50,6 @@ from .training.metrics import StepMetrics
 from .training.prompt_order import ShuffledByEpoch
 from .training.reporting import place_reports, start_reports
 from .training.responses import ScoredResponses
-from .training.resuming import checkpoint_to_resume
 from .training.update import MicroBatch, Rollout, cut_rollout, make_micro_batch
 
 # Evaluation looks at the student as it is: no selection, and so no triplet.

@@ -24,8 +24,8 @@ from transformers import AutoModelForCausalLM
 
 from crop_trl.commands.launch import launch_file
 from crop_trl.methods import METHODS
+from crop_trl.training.checkpoints import checkpoint_to_resume
 from crop_trl.training.checks import check_launch
-from crop_trl.training.resuming import checkpoint_to_resume
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = Path(__file__).parent / "scripts" / "fixed_rollouts.py"
@@ -223,20 +223,17 @@ def test_a_killed_process_ends_the_others_and_the_run_goes_on_from_its_checkpoin
 def refuses_what_it_cannot_go_on_from(folder: Path, config: str) -> None:
     """Without a part that one process alone reads, on every process; and launched with another stage of ZeRO."""
     shared = {"deepspeed_plugin": SimpleNamespace(zero_stage=3)}
-    parts = {
-        "latest": "file `latest`",
-        "global_step2/zero_pp_rank_1_mp_rank_00_optim_states.pt": "optimizer states of process 1 in global_step2",
-        "global_step2/zero_pp_rank_0_mp_rank_00_model_states.pt": "weights of process 0 in global_step2",
-    }
+    states = [f"global_step2/zero_pp_rank_{part}_states.pt" for part in ("1_mp_rank_00_optim", "0_mp_rank_00_model")]
+    parts = ["latest", *states]
     if config == "fsdp2":
         shared = {"fsdp": "full_shard", "fsdp_config": {"version": 2}}
-        parts = {part: part for part in ("optimizer_0/.metadata", "optimizer_0/__1_0.distcp")}
+        parts = ["optimizer_0/.metadata", "optimizer_0/__1_0.distcp"]
     checkpoint = folder / "run" / "checkpoint-2"
-    for part, called in parts.items():
+    for part in parts:
         (checkpoint / part).rename(folder / "hidden")
         for process in (0, 1):
             args = asked_for(**shared, process_index=process, local_process_index=process, max_steps=4)
-            with pytest.raises(ValueError, match=f"checkpoint-2' holds no {called}"):
+            with pytest.raises(ValueError, match=f"checkpoint-2' holds no {part}, which is a part of it"):
                 checkpoint_to_resume(str(checkpoint), args)
         (folder / "hidden").rename(checkpoint / part)
     if config == "zero3":

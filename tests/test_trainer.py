@@ -127,7 +127,7 @@ def test_no_checkpoint_inside_a_batch_of_rollouts(tmp_path):
     with pytest.raises(ValueError, match=r"was written with `num_iterations` 2 \(now 4\)"):
         other.train(resume_from_checkpoint=True)
     # As an earlier version wrote it, without a word on how its steps took their prompts.
-    (tmp_path / "checkpoint-2" / "prompt_order.json").unlink()
+    (tmp_path / "checkpoint-2" / "manifest.json").unlink()
     with pytest.raises(ValueError, match="in the middle of a batch of rollouts, which feeds 4 optimizer steps"):
         other.train(resume_from_checkpoint=True)
     resumed = make_trainer(tmp_path, max_steps=4, **settings)

@@ -43,9 +43,10 @@ def fsdp_version(args) -> int:
     return int((args.fsdp_config or {}).get("version", 1)) if args.fsdp else 0
 
 
-def launch_kind(args) -> str:
-    """How a run shares its work: `"deepspeed"`, `"fsdp"`, or `"plain"` for one process or data parallelism."""
-    return "deepspeed" if zero_stage(args) > 0 else "fsdp" if fsdp_version(args) > 0 else "plain"
+def launch_name(args) -> str:
+    """How a run shares its work: `"ZeRO-2"`, `"FSDP2"` or the like, `"no sharding"` for plain data parallelism too."""
+    zero, fsdp = zero_stage(args), fsdp_version(args)
+    return f"ZeRO-{zero}" if zero else f"FSDP{fsdp}" if fsdp else "no sharding"
 
 
 def is_sharded(accelerator: Accelerator) -> bool:

@@ -1,42 +1,150 @@
-"""Checkpoints that are whole or not there at all."""
+"""Checkpoints that are whole or not there, and say what they hold: a resumed run compares that with itself."""
 
 import json
 import os
 import shutil
+import uuid
+import warnings
 from pathlib import Path
+from typing import Any
 
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import get_last_checkpoint, rotate_checkpoints
 
+from ..files import read_object, write_json
 from ..models.adapters import is_adapter
-from .prompt_order import PROMPT_ORDER, prompt_order
-from .resuming import checkpoint_to_resume
+from ..models.sharding import launch_name
+from .prompt_order import order_trouble, prompt_order
 
 # Not the form of a name that is looked for when a run is resumed.
 UNFINISHED = "checkpoint-unfinished"
+MANIFEST = "manifest.json"
+_WHOLE = "give the folder of a whole checkpoint"
+_NEW_RUN = "or start a new run from its weights (`model_name_or_path`)"
+# These split the same parts, and go on from each other's.
+_ALIKE = {"ZeRO-1", "ZeRO-2"}
 
 
 class SaveError(RuntimeError):
     """A model or a checkpoint could not be written, for instance to a full disk."""
 
 
+def checkpoint_to_resume(given: str | bool | None, args, rows=None, adapter: bool | None = None) -> str | None:
+    """
+    The checkpoint that a run goes on from; `None` for a run from the start.
+
+    Raises `ValueError` for one that it cannot go on from as if it had never stopped. Without `rows` prompts are not
+    compared, and without `adapter` the kind of student is not.
+    """
+    if given is None or str(given).lower() == "false":
+        return None
+    if str(given).lower() == "true":
+        given = get_last_checkpoint(args.output_dir) if Path(args.output_dir).is_dir() else None
+        if given is None:
+            raise ValueError(f"`resume_from_checkpoint` finds no checkpoint in `output_dir` {args.output_dir!r}.")
+        _check_one_run(Path(given))
+    trouble = _trouble(Path(given), args, rows, adapter)
+    if trouble is not None:
+        raise ValueError(f"`resume_from_checkpoint` {str(given)!r} {trouble}.")
+    return str(given)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What a checkpoint says of itself; empty for one of an earlier version. Raises `ValueError` for half of it."""
+    path = folder / MANIFEST
+    return read_object(path, _WHOLE) if path.exists() else {}
+
+
+def write_manifest(folder: Path, args, runs: list[str], adapter: bool, prompts: dict[str, Any]) -> None:
+    """Write down what a checkpoint holds on this disk, once all is there."""
+    # A model's page may be edited.
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".md")
+    manifest = {
+        "runs": runs,
+        "launch": launch_name(args),
+        "processes": args.world_size,
+        "adapter": adapter,
+        "prompts": prompts,
+        "files": {path.relative_to(folder).as_posix(): path.stat().st_size for path in files},
+    }
+    write_json(folder / MANIFEST, manifest)
+
+
+def _check_one_run(last: Path) -> None:
+    """Raise `ValueError` for another run's checkpoint beside the last: a new run in an old folder has lower numbers."""
+    runs = read_manifest(last).get("runs", [])
+    for other in sorted(last.parent.glob("checkpoint-*")):
+        theirs = read_manifest(other).get("runs", [])
+        # Each start of a run adds a name, so those in an earlier checkpoint begin the list of a later one.
+        if runs[: len(theirs)] != theirs:
+            raise ValueError(
+                f"`resume_from_checkpoint` true would take {str(last)!r}, but {other.name} beside it is of another "
+                "run; give the folder of the one to go on from, or delete the other's."
+            )
+
+
+def _trouble(folder: Path, args, rows, adapter: bool | None) -> str | None:
+    """What keeps a run from going on from a folder, and what to do; the first of it."""
+    if not folder.is_dir():
+        return "is no folder; give a checkpoint's, or true for the last"
+    try:
+        step = json.loads((folder / "trainer_state.json").read_text())["global_step"] + 0
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"holds no trainer_state.json that can be read; {_WHOLE}"
+    manifest = read_manifest(folder)
+    if manifest:
+        was, now, processes = manifest["launch"], launch_name(args), manifest["processes"]
+        if was != now and not {was, now} <= _ALIKE:
+            return f"was written under {was}, and this run launches {now}; launch as it was written, {_NEW_RUN}"
+        if processes != args.world_size:
+            return (
+                f"holds the states of {processes} process{'es' * (processes > 1)}, and this run has "
+                f"{args.world_size}; launch as many, {_NEW_RUN}"
+            )
+        if adapter is False and manifest["adapter"]:
+            return "holds an adapter, and this run trains the whole model; set `peft_config` (`use_peft`) as it was"
+        if adapter and not manifest["adapter"]:
+            return f"holds a whole model, and this run trains an adapter (`peft_config`); leave that off, {_NEW_RUN}"
+        trouble = None if args.ignore_data_skip else order_trouble(manifest["prompts"], prompt_order(args, rows))
+        if trouble is not None:
+            return trouble
+        for name, size in manifest["files"].items():
+            if not (folder / name).is_file():
+                return f"holds no {name}, which is a part of it; {_WHOLE}"
+            found = (folder / name).stat().st_size
+            if found != size:
+                return f"is damaged, {name} has {found} bytes and had {size}; {_WHOLE}"
+    if not any(folder.glob("rng_state*.pth")):
+        # A saved model, or what `save_only_model` leaves: the optimizer would start anew in silence.
+        return f"holds no states of optimizer and random numbers; {_WHOLE}"
+    if 0 < args.max_steps <= step:
+        return f"is at step {step}, and `max_steps` {args.max_steps} leaves none to make; raise it"
+    return None
+
+
 class WholeCheckpoints:
     """
-    Part of a [`~transformers.Trainer`]: a checkpoint is written under another name and renamed once every process has
-    written its share.
+    Part of a [`~transformers.Trainer`]: a checkpoint is written under another name and renamed once all is there.
 
-    A full disk or a killed process then leaves the last whole checkpoint as the one that a run resumes from, and older
-    ones are deleted only afterwards.
+    A full disk or a killed process leaves the last whole one to resume from; older ones are deleted only afterwards.
     """
 
     state: TrainerState
     _staging: str | None = None
-    _order: dict | None = None
+    _order: dict[str, Any] | None = None
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs):
         """See [`~transformers.Trainer.train`]. Raises `ValueError` for a checkpoint that cannot be gone on from."""
         adapter = is_adapter(self.model)
         checkpoint = checkpoint_to_resume(resume_from_checkpoint, self.args, self.train_dataset, adapter)
+        manifest = {} if checkpoint is None else read_manifest(Path(checkpoint))
+        if checkpoint is not None and not manifest and self.is_world_process_zero():
+            warnings.warn(
+                f"{checkpoint!r} has no {MANIFEST}, as those of earlier versions: whether it is whole and goes with "
+                "this run's settings and data is not checked.",
+                stacklevel=2,
+            )
+        self._runs = [*manifest.get("runs", []), uuid.uuid4().hex[:12]]
         self._order = None
         return super().train(checkpoint, **kwargs)
 
@@ -56,9 +164,7 @@ class WholeCheckpoints:
                 plugin.set_state_dict_type("FULL_STATE_DICT")
             super().save_model(output_dir, _internal_call)
         except Exception as error:
-            said = self._failed_to_save(f"the model to {folder!r}", Path(folder), error)
-            then = self._resume_from(Path(self.args.output_dir))
-            raise SaveError(f"{said}, and one there may be cut off; mend that, then {then}.") from error
+            self._fail(f"the model to {folder!r}", Path(folder), error, ", and one there may be cut off")
         finally:
             if plugin is not None:
                 plugin.set_state_dict_type(usual)
@@ -68,21 +174,20 @@ class WholeCheckpoints:
         try:
             super().save_state()
         except OSError as error:
-            said = self._failed_to_save("trainer_state.json", Path(self.args.output_dir), error)
-            raise SaveError(f"{said}; mend that, then {self._resume_from(Path(self.args.output_dir))}.") from error
+            self._fail("trainer_state.json", Path(self.args.output_dir), error)
 
-    def _failed_to_save(self, what: str, folder: Path, error: Exception) -> str:
-        """Who failed to save what, with how much room, and why."""
+    def _fail(self, what: str, folder: Path, error: Exception, also: str = "") -> None:
+        """Raise `SaveError`: who failed to save what, with how much room, why, and what to resume from."""
         while not folder.exists():
             folder = folder.absolute().parent
         free = shutil.disk_usage(folder).free / 2**30
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return f"Process {self.args.process_index} could not save {what} with {free:.1f} GiB free ({reason})"
-
-    @staticmethod
-    def _resume_from(run_dir: Path) -> str:
-        last = get_last_checkpoint(str(run_dir)) if run_dir.is_dir() else None
-        return "start anew, since there is no checkpoint" if last is None else f"resume from {last}, which is whole"
+        last = get_last_checkpoint(self.args.output_dir) if Path(self.args.output_dir).is_dir() else None
+        then = "start anew, since there is no checkpoint" if last is None else f"resume from {last}, which is whole"
+        raise SaveError(
+            f"Process {self.args.process_index} could not save {what} with {free:.1f} GiB free ({reason}){also}; mend "
+            f"that, then {then}."
+        ) from error
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         # Uploads go on in the background, and the folder is about to be renamed.
@@ -99,36 +204,30 @@ class WholeCheckpoints:
         self._staging = str(staging)
         try:
             super()._save_checkpoint(model, trial)
-            if self.args.should_save:
-                if self._order is None:
-                    self._order = prompt_order(self.args, self.train_dataset)
-                (written / PROMPT_ORDER).write_text(json.dumps(self._order, indent=2) + "\n")
             if self.state.best_model_checkpoint == str(written):
                 self.state.best_model_checkpoint = str(final)
                 if self.args.should_save:
                     self.state.save_to_json(str(written / "trainer_state.json"))
+            self._finish(written, final)
         except Exception as error:
-            said = self._failed_to_save(final.name, run_dir, error)
             shutil.rmtree(staging, ignore_errors=True)
-            raise SaveError(f"{said}; mend that, then {self._resume_from(run_dir)}.") from error
+            self._fail(final.name, run_dir, error)
         finally:
             self._staging = None
-        self._rename(written, final)
         if self.args.should_save:
-            rotate_checkpoints(
-                output_dir=str(run_dir),
-                save_total_limit=self.args.save_total_limit,
-                best_model_checkpoint=self.state.best_model_checkpoint,
-                use_mtime=True,
-            )
+            best, limit = self.state.best_model_checkpoint, self.args.save_total_limit
+            rotate_checkpoints(str(run_dir), limit, best, use_mtime=True)
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(final))
 
-    def _rename(self, written: Path, final: Path) -> None:
-        """Rename once all processes are here; on machines that share no disk, each does so for itself."""
+    def _finish(self, written: Path, final: Path) -> None:
+        """Describe and rename once all processes are here; on machines that share no disk, each does so for itself."""
         for turn in (self.is_world_process_zero(), self.is_local_process_zero()):
             self.accelerator.wait_for_everyone()
             if turn and written.exists():
+                if self._order is None:
+                    self._order = prompt_order(self.args, self.train_dataset)
+                write_manifest(written, self.args, self._runs, is_adapter(self.model), self._order)
                 if final.exists():
                     os.replace(final, written.parent / "replaced")
                 os.replace(written, final)

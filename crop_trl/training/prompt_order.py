@@ -1,4 +1,4 @@
-"""What decides which prompts a step takes, kept in each checkpoint.
+"""What decides which prompts a step takes.
 
 A resumed run passes over as many prompts as its own settings would have taken up to the checkpoint. Those are the ones
 that were taken only while these settings and the prompts are the same.
@@ -6,14 +6,12 @@ that were taken only while these settings and the prompts are the same.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from datasets import Dataset
 from torch.utils.data import Sampler
 
-PROMPT_ORDER = "prompt_order.json"
 # Of the settings, those that a step's share of the prompts follows from.
 _SETTINGS = (
     *("prompts_per_step", "num_generations", "per_device_train_batch_size", "gradient_accumulation_steps"),
@@ -23,13 +21,9 @@ _SETTINGS = (
 
 class ShuffledByEpoch(Sampler):
     """
-    Makes the order of an epoch follow from the seed and its number alone.
+    Makes the order of an epoch follow from the seed and its number (from 0) alone.
 
     A generator that goes on from epoch to epoch would give a run that resumes in the third the order of the first.
-
-    Args:
-        sampler ([`~torch.utils.data.Sampler`]): With the `generator` that it shuffles by and the `seed` of that.
-        epoch (callable): Number of the epoch that is about to be read, from 0.
     """
 
     def __init__(self, sampler: Sampler, epoch: Callable[[], int]):
@@ -44,16 +38,7 @@ class ShuffledByEpoch(Sampler):
 
 
 def prompt_order(args, rows=None) -> dict[str, Any]:
-    """
-    What decides which prompts a step takes.
-
-    Args:
-        args ([`~crop_trl.CROPConfig`]): Of the run.
-        rows (`datasets.Dataset`, *optional*): The training rows. What cannot be read twice is left out.
-
-    Returns:
-        `dict`, of what JSON can hold.
-    """
+    """What decides which prompts a step takes; of rows that cannot be read twice, or of none, settings alone."""
     order = {
         "prompts_per_rollout_batch": args.generation_batch_size // args.num_generations,
         "steps_per_rollout_batch": args.windows_per_generation * args.num_iterations,
@@ -75,40 +60,25 @@ def _fingerprint(rows: Dataset) -> str:
     return digest.hexdigest()
 
 
-def order_troubles(folder: Path, args, rows=None) -> Iterator[str]:
-    """
-    Why a run would not take the prompts that come after a checkpoint's, and what to do.
-
-    Args:
-        folder (`Path`): The checkpoint. One of an earlier version holds nothing of it, and is gone on from.
-        args ([`~crop_trl.CROPConfig`]): Of the run.
-        rows (`datasets.Dataset`, *optional*): The training rows; without them only settings are compared.
-    """
-    if args.ignore_data_skip or not (folder / PROMPT_ORDER).exists():
-        return
-    try:
-        theirs = json.loads((folder / PROMPT_ORDER).read_text())
-        settings = dict(theirs["settings"])
-    except (OSError, ValueError, KeyError, TypeError):
-        yield f"holds no {PROMPT_ORDER} that can be read; give the folder of a whole checkpoint"
-        return
-    ours = prompt_order(args, rows)
+def order_trouble(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | None:
+    """Why a run would not take the prompts that come after those of a checkpoint, and what to do."""
     changed = [name for name in ours if name != "settings" and theirs.get(name, ours[name]) != ours[name]]
     remedy = "or start a new run from its weights (`model_name_or_path`)"
     if {"prompts_per_rollout_batch", "steps_per_rollout_batch"} & set(changed):
-        pairs = [(name, settings.get(name), now) for name, now in ours["settings"].items()]
+        pairs = [(name, theirs["settings"].get(name), now) for name, now in ours["settings"].items()]
         named = ", ".join(f"`{name}` {was} (now {now})" for name, was, now in pairs if was != now)
-        yield f"was written with {named}, so that its steps took other prompts; set what it had, {remedy}"
-    elif "shuffle_seed" in changed:
+        return f"was written with {named}, so that its steps took other prompts; set what it had, {remedy}"
+    if "shuffle_seed" in changed:
         was, now = (
             "`shuffle_dataset` false" if seed is None else f"`shuffle_dataset` true and `seed` {seed}"
             for seed in (theirs["shuffle_seed"], ours["shuffle_seed"])
         )
-        yield f"took its prompts with {was}, and this run has {now}; set what it had, {remedy}"
-    elif changed:
+        return f"took its prompts with {was}, and this run has {now}; set what it had, {remedy}"
+    if changed:
         same = theirs["num_prompts"] == ours["num_prompts"]
-        yield (
+        return (
             f"was trained on {theirs['num_prompts']} prompts, and this run has {ours['num_prompts']}"
             f"{' other ones, or in another order' * same}; give the dataset, the prompt template and the "
             f"`max_prompt_length` that it had, {remedy}"
         )
+    return None

@@ -2,21 +2,21 @@
 
 import json
 import os
+import re
 import resource
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed.checkpoint
 from peft import LoraConfig
 from tiny import flat_weights, make_rows, make_trainer, metric
 from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from crop_trl.training.callbacks import RolloutCallback
-from crop_trl.training.checkpoints import SaveError
-from crop_trl.training.resuming import checkpoint_to_resume
+from crop_trl.training.checkpoints import SaveError, checkpoint_to_resume
 
 SAVING = {"save_strategy": "steps", "save_steps": 2, "save_total_limit": 1}
 
@@ -130,71 +130,59 @@ def saved(tmp_path_factory):
     return folder
 
 
-def cut(name: str):
-    return lambda folder: os.truncate(folder / name, (folder / name).stat().st_size - 100)
-
-
-def state_with(change):
+def edit(name: str, change):
     def write(folder):
-        path = folder / "trainer_state.json"
-        path.write_text(json.dumps(change(json.loads(path.read_text()))))
+        (folder / name).write_text(json.dumps(change(json.loads((folder / name).read_text()))))
 
     return write
 
 
-def split_weights(folder):
-    """As for a large model, of whose two files one was not copied."""
-    names = [f"model-0000{part}-of-00002.safetensors" for part in (1, 2)]
-    (folder / "model.safetensors").rename(folder / names[0])
-    index = {"weight_map": dict(zip(["some.weight", "another.weight"], names, strict=True))}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+def cut(name: str):
+    return lambda folder: os.truncate(folder / name, (folder / name).stat().st_size - 100)
 
 
-def as_on_processes(count: int):
-    def change(folder):
-        (folder / "rng_state.pth").rename(folder / "rng_state_0.pth")
-        for other in range(1, count):
-            shutil.copy(folder / "rng_state_0.pth", folder / f"rng_state_{other}.pth")
-
-    return change
+def remove(name: str):
+    return lambda folder: (folder / name).unlink()
 
 
-@pytest.mark.parametrize(
-    "change, sentence",
-    [
-        (lambda folder: (folder / "optimizer.pt").unlink(), "holds no optimizer states of a plain launch; give"),
-        (lambda folder: (folder / "scheduler.pt").unlink(), "holds no learning-rate schedule"),
-        (lambda folder: (folder / "model.safetensors").unlink(), "holds no weights"),
-        (lambda folder: (folder / "rng_state.pth").unlink(), "holds no random states"),
-        (lambda folder: (folder / "trainer_state.json").unlink(), "holds no trainer_state.json that can be read"),
-        (lambda folder: (folder / "trainer_state.json").write_text('{"glob'), "holds no trainer_state.json that can"),
-        (
-            state_with(lambda state: {"global_step": state["global_step"]}),
-            "holds no trainer_state.json that can be read",
-        ),
-        (state_with(lambda state: {**state, "global_step": "2"}), "holds no trainer_state.json that can be read"),
-        (state_with(lambda state: [state]), "holds no trainer_state.json that can be read"),
-        (split_weights, "holds no model-00002-of-00002.safetensors, which is a part of it; give"),
-        (
-            lambda folder: (folder / "optimizer.pt").rename(folder / "global_step2"),
-            "holds no optimizer states of a plain launch",
-        ),
-        (cut("model.safetensors"), "is damaged, model.safetensors is cut off"),
-        (cut("optimizer.pt"), "is damaged, optimizer.pt is cut off"),
-        (
-            lambda folder: (folder / "prompt_order.json").write_text("[1]"),
-            "holds no prompt_order.json that can be read",
-        ),
-        (as_on_processes(2), "holds the states of 2 processes, and this run has 1; launch as many"),
-    ],
-)
-def test_a_checkpoint_that_cannot_be_gone_on_from(saved, tmp_path, change, sentence):
-    shutil.copytree(saved / "checkpoint-2", tmp_path / "checkpoint-2")
+DAMAGE = [
+    (remove("optimizer.pt"), "holds no optimizer.pt, which is a part of it; give the folder of a whole checkpoint"),
+    (remove("scheduler.pt"), "holds no scheduler.pt, which is a part of it"),
+    (remove("model.safetensors"), "holds no model.safetensors, which"),
+    (remove("rng_state.pth"), "holds no rng_state.pth, which"),
+    (remove("trainer_state.json"), "holds no trainer_state.json that can be read; give the folder of a whole"),
+    (cut("trainer_state.json"), "holds no trainer_state.json that can be read"),
+    (edit("trainer_state.json", lambda state: {**state, "global_step": "2"}), "holds no trainer_state.json that can"),
+    (edit("trainer_state.json", lambda state: [state]), "holds no trainer_state.json that can be read"),
+    (edit("trainer_state.json", lambda state: {"global_step": 2}), "is damaged, trainer_state.json has 18 bytes and "),
+    (cut("model.safetensors"), "is damaged, model.safetensors has"),
+    (cut("optimizer.pt"), "is damaged, optimizer.pt has"),
+    (cut("manifest.json"), "is not whole JSON (cut off, perhaps); give the folder of a whole checkpoint"),
+    (
+        edit("manifest.json", lambda manifest: {**manifest, "processes": 2}),
+        "holds the states of 2 processes, and this run has 1; launch as many, or start a new run from its weights",
+    ),
+    (
+        edit("manifest.json", lambda manifest: {**manifest, "launch": "ZeRO-3"}),
+        "was written under ZeRO-3, and this run launches no sharding; launch as it was written, or start a new run",
+    ),
+]
+
+
+def test_a_checkpoint_that_cannot_be_gone_on_from(saved, tmp_path):
     args = make_trainer(tmp_path, max_steps=4, **SAVING).args
-    assert checkpoint_to_resume(True, args) == str(tmp_path / "checkpoint-2")
-    change(tmp_path / "checkpoint-2")
-    with pytest.raises(ValueError, match=f"`resume_from_checkpoint` .*checkpoint-2' {sentence}"):
-        checkpoint_to_resume("true", args)
+    folder, wrong = tmp_path / "checkpoint-2", []
+    for change, sentence in DAMAGE:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(saved / "checkpoint-2", folder)
+        (folder / "README.md").write_text("A page that was edited is no damage.")
+        assert checkpoint_to_resume(True, args) == str(folder)
+        change(folder)
+        with pytest.raises(ValueError) as refused:
+            checkpoint_to_resume("true", args)
+        if f"{str(folder)!r} {sentence}" not in str(refused.value).replace("/manifest.json", ""):
+            wrong.append((sentence, str(refused.value)))
+    assert not wrong
 
 
 def test_a_finished_run_makes_no_step_more(saved):
@@ -202,45 +190,41 @@ def test_a_finished_run_makes_no_step_more(saved):
     trainer = make_trainer(saved, max_steps=2, **SAVING)
     with pytest.raises(ValueError, match="is at step 2, and `max_steps` 2 leaves none to make; raise it"):
         trainer.train(resume_from_checkpoint=True)
-    with pytest.raises(ValueError, match="holds no optimizer states of a plain launch; give the folder of a whole"):
+    with pytest.raises(ValueError, match="holds no states of optimizer and random numbers; give the folder of a whole"):
         trainer.train(resume_from_checkpoint=str(saved))
+    with pytest.raises(ValueError, match="'nowhere' is no folder; give a checkpoint's, or true for the last"):
+        trainer.train(resume_from_checkpoint="nowhere")
     assert checkpoint_to_resume(None, trainer.args) is checkpoint_to_resume("False", trainer.args) is None
+
+
+def test_a_checkpoint_of_an_earlier_version_is_gone_on_from(saved, tmp_path):
+    folder = shutil.copytree(saved / "checkpoint-2", tmp_path / "checkpoint-2")
+    (folder / "manifest.json").unlink()
+    resumed = make_trainer(tmp_path, max_steps=3, num_generations=2, **SAVING)
+    with pytest.warns(UserWarning, match="checkpoint-2' has no manifest.json, as those of earlier versions: whether"):
+        resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == 3 and (tmp_path / "checkpoint-3" / "manifest.json").exists()
 
 
 def test_a_new_run_in_an_old_folder_does_not_go_on_from_the_old_one(tmp_path):
     saving = {**SAVING, "save_total_limit": None}
     make_trainer(tmp_path, max_steps=4, **saving).train()
-    make_trainer(tmp_path, max_steps=2, learning_rate=1e-3, **saving).train()
-    resumed = make_trainer(tmp_path, max_steps=6, learning_rate=1e-3, **saving)
-    # A copy may have any times.
-    os.utime(tmp_path / "checkpoint-4")
-    with pytest.raises(
-        ValueError, match="true would take .*checkpoint-4', but checkpoint-2 beside it is of another run, .* give the f"
-    ):
-        resumed.train(resume_from_checkpoint=True)
+    make_trainer(tmp_path, max_steps=6, **saving).train(resume_from_checkpoint=True)
+    # First one that went on from an earlier step than the last, to try something else; then one from the start.
+    for beginning, until in ((str(tmp_path / "checkpoint-2"), 4), (None, 2)):
+        again = make_trainer(tmp_path, max_steps=until, learning_rate=1e-3, **saving)
+        again.train(resume_from_checkpoint=beginning)
+        # A copy may have any times.
+        os.utime(tmp_path / "checkpoint-6")
+        with pytest.raises(
+            ValueError, match=f"true would take .*-6', but checkpoint-{until} beside it is of another run; give the fo"
+        ):
+            checkpoint_to_resume(True, again.args)
+    args = make_trainer(tmp_path, max_steps=8, **saving).args
     for remedy in (str(tmp_path / "checkpoint-2"), True):
-        assert checkpoint_to_resume(remedy, resumed.args) == str(tmp_path / "checkpoint-2")
-        shutil.rmtree(tmp_path / "checkpoint-4", ignore_errors=True)
-
-
-def test_a_part_of_an_fsdp_checkpoint_that_is_missing_or_cut_off(saved, tmp_path):
-    folder = shutil.copytree(saved / "checkpoint-2", tmp_path / "checkpoint-2")
-    for name in ("model.safetensors", "optimizer.pt"):
-        (folder / name).unlink()
-    for name in ("optimizer_0", "pytorch_model_fsdp_0"):
-        torch.distributed.checkpoint.save({"weight": torch.zeros(1000)}, checkpoint_id=folder / name, no_dist=True)
-    args = make_trainer(tmp_path, max_steps=4, **SAVING).args
-    args.fsdp, args.fsdp_config = "full_shard", {"version": 2}
-    assert checkpoint_to_resume(True, args) == str(folder)
-    for part in ("optimizer_0/.metadata", "optimizer_0/__0_0.distcp", "pytorch_model_fsdp_0/__0_0.distcp"):
-        whole = (folder / part).read_bytes()
-        os.truncate(folder / part, len(whole) - 100)
-        with pytest.raises(ValueError, match=f"is damaged, {Path(part).name} is cut off"):
-            checkpoint_to_resume(True, args)
-        (folder / part).unlink()
-        with pytest.raises(ValueError, match=f"holds no {part}, which is a part of it"):
-            checkpoint_to_resume(True, args)
-        (folder / part).write_bytes(whole)
+        assert checkpoint_to_resume(remedy, args) == str(tmp_path / "checkpoint-2")
+        for other in (4, 6):
+            shutil.rmtree(tmp_path / f"checkpoint-{other}", ignore_errors=True)
 
 
 ORDERS = [
@@ -267,18 +251,22 @@ ORDERS = [
 ]
 
 
-@pytest.mark.parametrize("changed, sentence", ORDERS)
-def test_other_prompts_than_the_run_would_have_taken(saved, tmp_path, changed, sentence):
-    folder = shutil.copytree(saved / "checkpoint-2", tmp_path / "checkpoint-2")
-    trainer = make_trainer(tmp_path, max_steps=4, **changed, **SAVING)
-    with pytest.raises(ValueError, match=f"checkpoint-2' {sentence}"):
-        trainer.train(resume_from_checkpoint=True)
-    # Before a model is loaded, where the settings say it already.
-    with pytest.raises(ValueError, match=f"checkpoint-2' {sentence}"):
-        make_trainer(tmp_path, student="nowhere", max_steps=4, resume_from_checkpoint="true", **changed, **SAVING)
-    # An earlier version wrote nothing of it.
-    (folder / "prompt_order.json").unlink()
-    assert checkpoint_to_resume(True, trainer.args, trainer.train_dataset) == str(folder)
+def test_other_prompts_than_the_run_would_have_taken(saved, tmp_path):
+    shutil.copytree(saved / "checkpoint-2", tmp_path / "checkpoint-2")
+    wrong = []
+    for changed, sentence in ORDERS:
+        trainer = make_trainer(tmp_path, max_steps=4, **changed, **SAVING)
+        # Before a model is loaded, where the settings say it already.
+        early = {**changed, "student": "nowhere", "resume_from_checkpoint": "true"}
+        for attempt in (
+            partial(trainer.train, resume_from_checkpoint=True),
+            partial(make_trainer, tmp_path, max_steps=4, **early, **SAVING),
+        ):
+            with pytest.raises(ValueError) as refused:
+                attempt()
+            if not re.search(f"checkpoint-2' {sentence}", str(refused.value)):
+                wrong.append((sentence, str(refused.value)))
+    assert not wrong
 
 
 def test_what_may_change_when_a_run_goes_on(saved, tmp_path):
