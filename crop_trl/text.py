@@ -7,6 +7,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from urllib.parse import quote
 
 # ---------------------------------------------------------------- secrets
 
@@ -50,6 +51,28 @@ def masked_arguments(arguments: Sequence[str]) -> list[str]:
         name, equals, text = argument.partition("=")
         found.append(name + equals + shown(name, text))
     return found
+
+
+class Redactor:
+    """Takes keys out of texts that somebody else wrote, such as an error message that repeats them."""
+
+    # Endpoints shorten a key in their messages ("sk-abc***xyz"): the part that is left goes too.
+    _LIKE_A_KEY = re.compile(r"\bsk-[\w*.\-]{6,}|\bBearer\s+\S+")
+
+    def __init__(self, *secrets: str):
+        # A placeholder such as "none" protects nothing, and replacing it would damage texts.
+        forms = {form for s in secrets if len(s) >= 8 for form in (s, quote(s, safe=""), s.replace("/", "\\/"))}
+        self._secrets = sorted(forms, key=len, reverse=True)
+
+    def content(self, text: str) -> str:
+        """A model's text without the keys; anything else is left as it is."""
+        for secret in self._secrets:
+            text = text.replace(secret, "[key]")
+        return text
+
+    def message(self, text: str) -> str:
+        """An error message in one line, without the keys or what looks like one, at most 300 characters."""
+        return self._LIKE_A_KEY.sub("[key]", self.content(" ".join(text.split())))[:300]
 
 
 # ---------------------------------------------------------------- tables

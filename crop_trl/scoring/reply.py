@@ -7,6 +7,8 @@ from operator import itemgetter
 
 import numpy as np
 
+from ..retries import Transient
+
 try:
     import orjson
 
@@ -14,13 +16,7 @@ try:
 except ImportError:
     _loads = json.loads
 
-
-# Probability of the top K together, with the rounding of sixteen bits.
-_MOST_MASS = 1.05
-
-
-class UnreadableReply(RuntimeError):
-    """Not the JSON that was asked for, such as one that was cut off; asking again may help."""
+_MOST_MASS = 1.05  # probability of the top K together, with the rounding of sixteen bits
 
 
 class WrongReply(ValueError):
@@ -28,53 +24,37 @@ class WrongReply(ValueError):
 
 
 def parse_json(body: bytes) -> dict:
-    """A JSON object, or `UnreadableReply`."""
+    """A JSON object. Raises `Transient` for anything else, such as one that was cut off."""
     try:
         reply = _loads(body)
     except ValueError as error:
-        raise UnreadableReply(f"{len(body)} bytes that are not JSON ({error})") from None
+        raise Transient(f"{len(body)} bytes that are not JSON ({error})") from None
     if not isinstance(reply, dict):
-        raise UnreadableReply(f"JSON that is no object but a {type(reply).__name__}")
+        raise Transient(f"JSON that is no object but a {type(reply).__name__}")
     return reply
 
 
 def read_topk(reply: dict, sent: Sequence[int], first: int, top_k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """
-    Turn the answer for one sequence into arrays.
+    Token ids [T, K], their log-probabilities [T, K], most likely first, and those of the T tokens from `sent[first:]`.
 
     The server returns the K most likely tokens at each position, and the token that was sent as one more entry where it
-    is not among them. That one gives the log-probability of the response token, and is not part of the top K.
-
-    Args:
-        reply (`dict`): The answer to `/v1/completions` with `prompt_logprobs` and `return_token_ids`.
-        sent (sequence of `int`): Token ids of prompt and response, as they were sent.
-        first (`int`): Where in `sent` the response of T tokens begins.
-        top_k (`int`): K.
-
-    Returns:
-        `(token_ids [T, K] int32, logprobs [T, K] fp32, sampled_logprobs [T] fp32)`, most likely first.
-
-    Raises:
-        `UnreadableReply`: fields are missing altogether.
-        `WrongReply`: the server scored other tokens, returned fewer than K entries somewhere, or numbers that are no
-        log-probabilities.
+    is not among them. Raises [`WrongReply`], or `Transient` where fields are missing altogether.
     """
     try:
         choice = reply["choices"][0]
-        returned, entries = choice.get("prompt_token_ids"), choice.get("prompt_logprobs")
-        returned, entries = (None if field is None else list(field) for field in (returned, entries))
+        fields = {name: choice.get(name) for name in ("prompt_token_ids", "prompt_logprobs")}
+        returned, entries = (field if field is None else list(field) for field in fields.values())
     except (KeyError, IndexError, TypeError, AttributeError):
-        raise UnreadableReply(f"JSON without a completion ({str(reply)[:100]})") from None
-    if returned is None or entries is None:
-        missing = "prompt_token_ids" if returned is None else "prompt_logprobs"
-        raise WrongReply(f"it returns no {missing}; use a server of vLLM 0.22 or newer")
+        raise Transient(f"JSON without a completion ({str(reply)[:100]})") from None
+    for name, field in fields.items():
+        if field is None:
+            raise WrongReply(f"it returns no {name}; use a server of vLLM 0.22 or newer")
     if returned != list(sent):
-        both = enumerate(zip(returned, sent, strict=False))
-        position = next((i for i, (theirs, ours) in both if theirs != ours), min(len(returned), len(sent)))
-        raise WrongReply(
-            f"it scored other tokens than were sent: at position {position} of prompt and response it has "
-            f"{_at(returned, position)} for {_at(sent, position)}"
-        )
+        position = next((t for t, pair in enumerate(zip(returned, sent)) if pair[0] != pair[1]), -1)
+        theirs, ours = (returned[position], sent[position]) if position >= 0 else (len(returned), len(sent))
+        where = f"at position {position} of prompt and response" if position >= 0 else "in number"
+        raise WrongReply(f"it scored other tokens than were sent: {where} it has {theirs} for {ours}")
     if len(entries) != len(sent):
         raise WrongReply(f"it returned log-probabilities for {len(entries)} of {len(sent)} tokens")
     try:
@@ -82,11 +62,7 @@ def read_topk(reply: dict, sent: Sequence[int], first: int, top_k: int) -> tuple
     except WrongReply:
         raise
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise UnreadableReply(f"log-probabilities of another form ({error})") from None
-
-
-def _at(ids: Sequence[int], position: int):
-    return ids[position] if position < len(ids) else "nothing"
+        raise Transient(f"log-probabilities of another form ({error})") from None
 
 
 def _to_arrays(entries: Sequence[dict], targets: np.ndarray, top_k: int):
@@ -98,35 +74,29 @@ def _to_arrays(entries: Sequence[dict], targets: np.ndarray, top_k: int):
     ranks = np.fromiter(map(itemgetter("rank"), values), np.int64, total)
     rows = np.repeat(np.arange(len(entries)), counts)
 
-    sampled = ids == targets[rows]
-    found = np.bincount(rows[sampled], minlength=len(entries))
-    if (found != 1).any():
-        t = int((found != 1).argmax())
-        raise WrongReply(f"it returned no log-probability for token {targets[t]} at response position {t}")
+    def where(wrong: np.ndarray) -> int | None:
+        return int(wrong.argmax()) if wrong.any() else None
 
+    sampled = ids == targets[rows]
+    if (t := where(np.bincount(rows[sampled], minlength=len(entries)) != 1)) is not None:
+        raise WrongReply(f"it returned no log-probability for token {targets[t]} at response position {t}")
     # The sent token comes first in each dictionary. By rank it falls into place; as an extra entry it is not counted.
     top = np.bincount(rows[ranks <= top_k], minlength=len(entries))
-    if (top != top_k).any():
-        t = int((top != top_k).argmax())
+    if (t := where(top != top_k)) is not None:
         raise WrongReply(
             f"it returned {top[t]} of the {top_k} most likely tokens (`score_top_k`) at response position {t}"
         )
     order = np.lexsort((ranks, rows))
-    starts = np.concatenate([[0], counts.cumsum()[:-1]]) if len(counts) else counts
-    keep = order[starts[:, None] + np.arange(top_k)]
-    kept = logprobs[keep]
-    falling = np.isfinite(kept).all(-1) & (np.diff(kept, axis=-1) <= 0).all(-1)
-    if not falling.all():
-        t = int((~falling).argmax())
+    keep = order[(np.cumsum(counts) - counts)[:, None] + np.arange(top_k)]
+    kept, kept_ids, of_sampled = logprobs[keep], ids[keep], logprobs[sampled]
+    if (t := where(~np.isfinite(kept).all(-1) | (np.diff(kept, axis=-1) > 0).any(-1))) is not None:
         raise WrongReply(f"its log-probabilities at response position {t} do not fall with their rank")
     # Logits fall with their rank as well. A not-a-number in the sent token's is not less than anything.
     mass = np.exp(np.minimum(kept, 1.0)).sum(-1)
-    sound = (mass <= _MOST_MASS) & (logprobs[sampled] <= kept[:, 0]) & (ids[keep] >= 0).all(-1)
-    if not sound.all():
-        t = int((~sound).argmax())
+    if (t := where((mass > _MOST_MASS) | ~(of_sampled <= kept[:, 0]) | (kept_ids < 0).any(-1))) is not None:
         raise WrongReply(
             f"what it returned at response position {t} is no distribution over tokens (probability of the top {top_k} "
-            f"together {mass[t]:.3g}, lowest id {ids[keep][t].min()}, log-probability of the token that was sent "
-            f"{logprobs[sampled][t]:.3g}); serve log-probabilities as vLLM does by default"
+            f"together {mass[t]:.3g}, lowest id {kept_ids[t].min()}, log-probability of the token that was sent "
+            f"{of_sampled[t]:.3g}); serve log-probabilities as vLLM does by default"
         )
-    return ids[keep], kept, logprobs[sampled]
+    return kept_ids, kept, of_sampled

@@ -1,15 +1,18 @@
 """Scoring a fixed response with a teacher on OpenAI-compatible vLLM servers.
 
-Token ids go out and come back, one request a sequence, several in flight on every server. A server that fails is left
-alone for a while and asked again; meanwhile the others do its work. When none is left, training pauses until one comes
-back or `timeout` is over. What is in flight is asked for again, so nothing is ever left unscored.
+Token ids go out and come back, one request a sequence. Each server has so many lanes, and each lane takes the next
+sequence when it is free. What fails goes back to the front, and the lane pauses (see [`crop_trl.retries`]); meanwhile
+others do its work. When no server answers, training waits until one comes back or `timeout` is over: nothing is ever
+left unscored.
 """
 
+import math
 import queue
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,21 +22,23 @@ from tqdm import tqdm
 from transformers import GenerationConfig
 
 from ..methods.context import TopKLogprobs
-from .reply import UnreadableReply, WrongReply, parse_json, read_topk
-from .server_health import Failure, Outage, Server, TeacherServerError, request
+from ..retries import Stopped, Transient, retrying
+from .reply import WrongReply, read_topk
+from .server_http import Server
 
 _TICK = 0.2  # seconds between looks at what there is to say
+_LONGEST_PAUSE = 5.0  # seconds between two requests of a lane whose server is down
+_NEWS_AFTER = 1.0  # seconds; a failure that is over sooner is no news
+_REMINDER = 60.0  # seconds between messages while training is paused
+
+
+class TeacherServerError(RuntimeError):
+    """No teacher server answered for as long as the settings allow; the message says which, and since when."""
 
 
 @dataclass
 class ServerStats:
-    """
-    What scoring cost since the last [`ServerStats.reset`].
-
-    Args:
-        sequences, tokens (`int`): Scored sequences, and their tokens with prompts.
-        retries (`int`): Requests that failed and were sent again.
-    """
+    """What scoring cost since the last reset: scored sequences, their tokens with prompts, requests sent again."""
 
     sequences: int = 0
     tokens: int = 0
@@ -41,74 +46,43 @@ class ServerStats:
 
     def metrics(self) -> dict[str, float]:
         """What is worth logging."""
-        return {name: float(getattr(self, name)) for name in ("sequences", "tokens", "retries")}
+        return {name: float(count) for name, count in vars(self).items()}
 
     def reset(self) -> None:
         """Start counting anew."""
-        self.sequences = self.tokens = self.retries = 0
+        self.__init__()
 
 
 @dataclass
 class _Job:
-    """One sequence on its way: place in the batch, ids, where its response begins."""
+    """One sequence on its way: place in the batch, ids, where its response begins; since when it has no luck."""
 
     row: int
     ids: list[int]
     first: int
-    failing_since: float | None = None
     failures: int = 0
+    failing_since: float | None = None
 
 
 @dataclass
 class _Round:
-    """The jobs of one call of `score`, shared by its threads."""
+    """The jobs of one call of `score`, shared by its lanes. `todo` holds `(order, number, job)`; no job ends a lane."""
 
-    todo: queue.SimpleQueue = field(default_factory=queue.SimpleQueue)
+    todo: queue.PriorityQueue = field(default_factory=queue.PriorityQueue)
     done: queue.SimpleQueue = field(default_factory=queue.SimpleQueue)
     stop: threading.Event = field(default_factory=threading.Event)
 
 
 class ServerScorer:
     """
-    Scores fixed responses with a model on one or several vLLM servers.
+    Scores fixed responses with the same `model` on the servers at `urls` (base addresses, with or without `/v1`).
 
-    Args:
-        urls (sequence of `str`):
-            Base URLs, with or without `/v1`. All hold the same model.
-        model (`str`, *optional*):
-            Name or path under which they serve it; by default what the first one serves.
-        top_k (`int`, *optional*, defaults to `16`):
-            Vocabulary entries to return at each position; at most what the servers allow (`--max-logprobs`).
-        timeout (`float`, *optional*, defaults to `600.0`):
-            Seconds to wait for servers that fail, before giving up.
-        requests_per_server (`int`, *optional*, defaults to `8`):
-            Requests in flight on each.
-        answer_timeout (`float`, *optional*, defaults to `300.0`):
-            Seconds after which a request without an answer counts as failed; at most `timeout`.
-        device (`torch.device` or `str`, *optional*, defaults to `"cpu"`):
-            Where to put results.
-        process_index (`int`, *optional*, defaults to `0`):
-            Of this process: each starts its round at another server, and says who it is in messages.
-        num_processes (`int`, *optional*, defaults to `1`):
-            Of the run.
-        report (`Callable`, *optional*):
-            Takes messages about servers that fail and come back; by default they go to stderr.
-
-    Raises:
-        `ValueError`: a server that does not answer, refuses the key in `$TEACHER_API_KEY`, or serves another model.
+    A request without an answer for `answer_timeout` seconds counts as failed, and `timeout` seconds without any success
+    end the run. The key is in `$TEACHER_API_KEY`. Raises `ValueError` for a server that is not there, or not the same.
     """
 
     precision = "bfloat16"  # no server says; it is what they use
     remedy = "start the server with --no-enable-prefix-caching"
-
-    @property
-    def ends(self) -> set[int] | None:
-        """Ids that end a response for the teacher, where its folder is on this disk."""
-        try:  # no reason to wait for a hub
-            ends = GenerationConfig.from_pretrained(self.servers[0].root, local_files_only=True).eos_token_id
-        except (OSError, ValueError):
-            return None
-        return ends if ends is None else {ends} if isinstance(ends, int) else set(ends)
 
     def __init__(
         self,
@@ -123,14 +97,14 @@ class ServerScorer:
         num_processes: int = 1,
         report: Callable[[str], None] | None = None,
     ):
-        self.top_k = top_k
-        self.timeout = timeout
-        self.requests_per_server = requests_per_server
-        self.device = device
+        self.top_k, self.timeout, self.requests_per_server, self.device = top_k, timeout, requests_per_server, device
         self.stats = ServerStats()
         self._answer_timeout = min(answer_timeout, timeout)
-        self._prefix = f"[process {process_index}] " if num_processes > 1 else ""
-        self._report = report or (lambda message: tqdm.write(message, file=sys.stderr))
+        report = report or (lambda message: tqdm.write(message, file=sys.stderr))
+        prefix = f"[process {process_index}] " if num_processes > 1 else ""
+        self._say = lambda message: report(prefix + message)
+        self._told: dict[Server, float] = {}  # servers that were said to fail, and since when
+        self._started = self._reminded = -math.inf  # the last round; the last message that training is paused
         http = urllib3.PoolManager(num_pools=len(urls), maxsize=requests_per_server)
         self.servers = [Server(url, http) for url in urls]
         for server in self.servers:
@@ -141,9 +115,17 @@ class ServerScorer:
                     f"`teacher_server_urls` must all serve the same model, but {other} serves {other.root} and "
                     f"{server} {server.root}; leave out one of them."
                 )
-        lengths = [server.max_length for server in self.servers if server.max_length]
-        self.max_length = min(lengths, default=None)
-        self._outage = Outage(self.servers, timeout, process_index)
+        first = process_index % len(urls)
+        self._lanes = [*self.servers[first:], *self.servers[:first]] * requests_per_server
+
+    @property
+    def ends(self) -> set[int] | None:
+        """Ids that end a response for the teacher, where its folder is on this disk."""
+        try:  # no reason to wait for a hub
+            ends = GenerationConfig.from_pretrained(self.servers[0].root, local_files_only=True).eos_token_id
+        except (OSError, ValueError):
+            return None
+        return ends if ends is None else {ends} if isinstance(ends, int) else set(ends)
 
     # ---------------------------------------------------------------- checks before training
 
@@ -158,56 +140,39 @@ class ServerScorer:
                 )
 
     def check_vocabulary(self, tokenizer) -> None:
-        """
-        Raise `ValueError`, naming a token, unless every id of `tokenizer` stands for the same text on all servers.
+        """Raise `ValueError`, naming a token, unless every id of `tokenizer` is the same text, but for spaces."""
 
-        White space is left out of the comparison: how a text's spaces are tidied up is no part of a vocabulary.
-        """
-
-        def ours(ids: range) -> str:
-            return "".join(tokenizer.decode(list(ids), clean_up_tokenization_spaces=False).split())
+        def texts(server: Server, low: int, high: int) -> tuple[str, str]:
+            ids = list(range(low, high))
+            theirs = server.request("/detokenize", {"model": server.model, "tokens": ids}, self._answer_timeout)
+            if not isinstance(theirs.get("prompt"), str):
+                raise ValueError(f"Teacher server {server} does not answer /detokenize as vLLM does; use vLLM.")
+            ours = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+            return "".join(ours.split()), "".join(theirs["prompt"].split())
 
         for server in self.servers:
-
-            def theirs(ids: range, server=server) -> str:
-                body = {"model": server.model, "tokens": list(ids)}
-                text = parse_json(request(server, "POST", "/detokenize", body, self._answer_timeout)).get("prompt")
-                if not isinstance(text, str):
-                    raise ValueError(f"Teacher server {server} does not answer /detokenize as vLLM does; use vLLM.")
-                return "".join(text.split())
-
             try:
                 low, high = 0, len(tokenizer)
-                if ours(range(low, high)) == theirs(range(low, high)):
-                    continue
-                while high - low > 1:
+                ours, theirs = texts(server, low, high)
+                while ours != theirs and high - low > 1:
                     middle = (low + high) // 2
-                    same = ours(range(low, middle)) == theirs(range(low, middle))
-                    low, high = (middle, high) if same else (low, middle)
-                found = theirs(range(low, high))
-            except (Failure, UnreadableReply) as error:
+                    ours, theirs = texts(server, low, middle)
+                    low, high = (low, middle) if ours != theirs else (middle, high)
+                    ours, theirs = texts(server, low, high)
+            except Transient as error:
                 raise ValueError(f"The vocabulary of teacher server {server} cannot be compared ({error}).") from None
-            raise ValueError(
-                f"Student and teacher vocabularies differ: id {low} is {tokenizer.decode([low])!r} for the student and "
-                f"{found!r} on the teacher server {server}; serve a teacher of the same family."
-            )
+            if ours != theirs:
+                raise ValueError(
+                    f"Student and teacher vocabularies differ: id {low} is {tokenizer.decode([low])!r} for the student "
+                    f"and {theirs!r} on the teacher server {server}; serve a teacher of the same family."
+                )
 
     # ---------------------------------------------------------------- scoring
 
     def score(self, prompt_ids: Sequence[Sequence[int]], completion_ids: Sequence[Sequence[int]]) -> TopKLogprobs:
         """
-        Log-probabilities of the top K and of the response token, at every response position.
-
-        Args:
-            prompt_ids, completion_ids (B lists of token ids): Ids in, never text.
-
-        Returns:
-            [`TopKLogprobs`], see [`~crop_trl.scoring.local.LocalScorer.score`].
-
-        Raises:
-            `ValueError`: a server returns too few entries, or scored other tokens than were sent; the message names row
-            and position. Or the lists differ in length, or a prompt has no tokens.
-            `TeacherServerError`: no server answered for `timeout` seconds.
+        See [`~crop_trl.scoring.local.LocalScorer.score`]. Raises `ValueError` for an answer to something else, naming
+        row and position, and [`TeacherServerError`] when no server answered for `timeout` seconds.
         """
         if len(prompt_ids) != len(completion_ids):
             raise ValueError(f"Got {len(prompt_ids)} prompts for {len(completion_ids)} completions.")
@@ -222,10 +187,9 @@ class ServerScorer:
         token_ids = np.zeros((*shape, self.top_k), np.int32)
         logprobs = np.zeros((*shape, self.top_k), np.float32)
         sampled_logprobs = np.zeros(shape, np.float32)
-        for job, (ids, top, sampled) in self._run(jobs):
-            token_ids[job.row, : len(ids)] = ids
-            logprobs[job.row, : len(ids)] = top
-            sampled_logprobs[job.row, : len(ids)] = sampled
+        for job, arrays in self._run(jobs):
+            for whole, part in zip((token_ids, logprobs, sampled_logprobs), arrays, strict=True):
+                whole[job.row, : len(part)] = part
             self.stats.sequences += 1
             self.stats.tokens += len(job.ids)
             self.stats.retries += job.failures
@@ -234,93 +198,120 @@ class ServerScorer:
 
     def _run(self, jobs: list[_Job]):
         """Yield `(job, arrays)` in the order in which they come; threads do the waiting."""
-        self._outage.look()
-        this = _Round()
-        # The longest first, so that none is left alone at the end.
-        for job in sorted(jobs, key=lambda job: -len(job.ids)):
-            this.todo.put(job)
-        # Daemons: a server that hangs must not keep the program from ending.
-        for _ in range(min(len(jobs), self.requests_per_server * len(self.servers))):
-            threading.Thread(target=self._work, args=(this,), daemon=True).start()
+        if not jobs:
+            return
+        for server in self.servers:
+            if server.failing_since is None:
+                with suppress(Transient):
+                    server.check_back()
+        self._started, this = time.monotonic(), _Round()
+        for job in jobs:  # the longest first, so that none is left alone at the end
+            this.todo.put((-len(job.ids), job.row, job))
+        for server in self._lanes:
+            # Daemons: a server that hangs must not keep the program from ending.
+            threading.Thread(target=self._lane, args=(server, this), daemon=True).start()
         left = len(jobs)
         try:
             while left:
-                try:
+                self._say_news()
+                self._check_time(jobs)
+                with suppress(queue.Empty):
                     job, result = this.done.get(timeout=_TICK)
-                except queue.Empty:
-                    self._say_what_happened()
-                    continue
-                if isinstance(result, Exception):
-                    raise result
-                left -= 1
-                yield job, result
+                    if job is None:
+                        raise result
+                    left -= 1
+                    yield job, result
         finally:
             this.stop.set()
-            self._say_what_happened()
+            for number, _ in enumerate(self._lanes):
+                this.todo.put((math.inf, number, None))
+            self._say_news()
 
-    def _say_what_happened(self) -> None:
-        for message in self._outage.news():
-            self._report(self._prefix + message)
-
-    def _work(self, this: _Round) -> None:
-        while not this.stop.is_set():
+    def _lane(self, server: Server, this: _Round) -> None:
+        """Send one sequence after the other to a server, with pauses while it fails, until the round ends."""
+        serve = retrying(this.stop, longest=_LONGEST_PAUSE)
+        with suppress(Stopped):
             try:
-                job = this.todo.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                result = self._score_job(job, this.stop)
-            except Exception as error:  # raised again by the thread that waits for it
-                result = error
-            this.done.put((job, result))
+                while True:
+                    serve(self._serve, server, this)
+            except Exception as error:  # raised again by the thread that waits
+                this.done.put((None, error))
 
-    def _score_job(self, job: _Job, stop: threading.Event):
-        body = {
-            "model": None,
-            "prompt": job.ids,
-            "max_tokens": 1,
-            "temperature": 0.0,
-            "prompt_logprobs": self.top_k,
-            "return_token_ids": True,
-        }
-        while True:
-            server = self._outage.choose(job.failing_since, stop)
-            if server is None:
-                return None
-            started = time.monotonic()
-            try:
-                body["model"] = server.model
-                answer = request(server, "POST", "/v1/completions", body, self._answer_timeout, self._explain(job))
-                arrays = read_topk(parse_json(answer), job.ids, job.first, self.top_k)
-            except WrongReply as error:
-                raise ValueError(f"Teacher server {server} cannot score row {job.row}: {error}.") from None
-            except (Failure, UnreadableReply) as error:
-                self._outage.failed(server, error, started)
-                job.failing_since = started if job.failing_since is None else job.failing_since
-                job.failures += 1
-                stop.wait(min(5.0, 0.1 * 2**job.failures))
-            else:
-                self._outage.succeeded(server)
-                return arrays
+    def _serve(self, server: Server, this: _Round) -> None:
+        if server.failing_since is not None:
+            server.check_back()
+        _, _, job = this.todo.get()
+        if job is None or this.stop.is_set():
+            raise Stopped
+        started = time.monotonic()
+        try:
+            arrays = self._ask(server, job)
+        except Transient as error:
+            server.failed(error, started)
+            job.failing_since = started if job.failing_since is None else job.failing_since
+            job.failures += 1
+            this.todo.put((-math.inf, job.row, job))
+            raise
+        server.failing_since = job.failing_since = None
+        this.done.put((job, arrays))
 
-    def _explain(self, job: _Job) -> Callable[[Server, int, str], str]:
-        """What the user can do about a request that a server refuses."""
+    def _ask(self, server: Server, job: _Job):
+        body = {"model": server.model, "prompt": job.ids, "max_tokens": 1, "temperature": 0.0}
+        body |= {"prompt_logprobs": self.top_k, "return_token_ids": True}
+        reply = server.request("/v1/completions", body, self._answer_timeout)
+        try:
+            return read_topk(reply, job.ids, job.first, self.top_k)
+        except WrongReply as error:
+            raise ValueError(f"Teacher server {server} cannot score row {job.row}: {error}.") from None
 
-        def explain(server: Server, status: int, text: str) -> str:
-            said = f"(HTTP {status}: {text})"
-            if "prompt_logprobs" in text or "prompt logprobs" in text:
-                return (
-                    f"`score_top_k` {self.top_k} is more than teacher server {server} returns {said}; start it with "
-                    f"--max-logprobs {self.top_k}, or lower `score_top_k`."
-                )
-            if "out of vocabulary" in text:
-                return (
-                    f"Teacher server {server} does not know a token of row {job.row} {said}; serve a teacher with at "
-                    "least as many vocabulary entries as the student."
-                )
-            return f"Teacher server {server} refuses row {job.row} with {len(job.ids)} tokens {said}."
+    # ---------------------------------------------------------------- servers that fail
 
-        return explain
+    def _failing(self) -> dict[Server, float]:
+        """A copy, since lanes change it at any moment."""
+        return {server: since for server in self.servers if (since := server.failing_since) is not None}
+
+    def _waiting_since(self, failing: dict[Server, float]) -> float:
+        return max(*failing.values(), self._started)
+
+    def _check_time(self, jobs: list[_Job]) -> None:
+        """Give up if a sequence has had no luck, or no server has answered, for too long."""
+        now, failing = time.monotonic(), self._failing()
+        since = [since for job in jobs if (since := job.failing_since) is not None]
+        since += [self._waiting_since(failing)] if len(failing) == len(self.servers) else []
+        if now - min(since, default=now) >= self.timeout:
+            what = "; ".join(_describe(server, failing.get(server)) for server in self.servers if server.reason)
+            raise TeacherServerError(
+                f"Gave up waiting for the teacher after {self.timeout:g} s (`teacher_server_timeout`): {what}. Start "
+                "the server and resume from the last checkpoint."
+            )
+
+    def _say_news(self) -> None:
+        """Which server fails, and which is back."""
+        now, failing = time.monotonic(), self._failing()
+        for server in [server for server in self._told if server not in failing]:
+            duration = now - self._told.pop(server)
+            self._say(f"Teacher server {server} answers again after {duration:.0f} s; training goes on.")
+        new = [server for server, since in failing.items() if server not in self._told and now - since >= _NEWS_AFTER]
+        self._told |= {server: failing[server] for server in new}
+        if others := [str(server) for server in self.servers if server not in failing]:
+            self._reminded = -math.inf
+            for server in new:
+                self._say(f"Teacher server {_describe(server, failing[server])}; its work goes to {', '.join(others)}.")
+        elif failing.keys() <= self._told.keys() and now - self._reminded >= _REMINDER:
+            self._reminded = now
+            left = max(0.0, self.timeout - (now - self._waiting_since(failing)))
+            self._say(
+                f"Training is paused, no teacher server answers: {'; '.join(_describe(*f) for f in failing.items())}. "
+                "Start it again at the same address and training goes on by itself; without it the run ends in "
+                f"{left:.0f} s (`teacher_server_timeout`)."
+            )
+
+
+def _describe(server: Server, since: float | None) -> str:
+    if since is None:
+        return f"{server} failed lately ({server.reason})"
+    clock = time.localtime(time.time() - (time.monotonic() - since))
+    return f"{server} fails since {time.strftime('%H:%M:%S', clock)} ({server.reason})"
 
 
 __all__ = ["ServerScorer", "ServerStats", "TeacherServerError"]

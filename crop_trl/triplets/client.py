@@ -1,31 +1,26 @@
 """Requests to an OpenAI-compatible endpoint: retries, how JSON is asked for, and errors without secrets.
 
-The `openai` client does the HTTP. Its own retries are off, because waiting is decided in one place: here a wait honours
-`Retry-After` at any length a run can bear, is counted, and ends when the user stops the run.
+The `openai` client does the HTTP. Its own retries are off: they sleep out of reach (see [`crop_trl.retries`]).
 """
 
 import asyncio
-import email.utils
 import json
-import re
-import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
 
 try:
     import openai
-    import tenacity
 except ImportError as error:
     raise ImportError("Making triplets needs the extra `openai`; run `pip install 'crop-trl[openai]'`.") from error
 
+from ..retries import Transient, retry_after, retrying
+from ..text import Redactor
 from .settings import TripletSettings
 
 MODES = ("json_schema", "json_object", "text")
 ACCOUNT_CODES = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
-LONGEST_RETRY_AFTER = 600.0  # an endpoint that asks for more has a quota, not a rate limit; a rerun goes on from here
 
 
 class RequestFailed(RuntimeError):
@@ -38,10 +33,6 @@ class RequestRefused(RequestFailed):
 
 class EndpointError(RuntimeError):
     """No request will get an answer until the user changes something; the message says what."""
-
-
-class Stopped(Exception):
-    """The run is ending; nothing new may be sent."""
 
 
 @dataclass(frozen=True)
@@ -61,37 +52,13 @@ class Answer:
         return dict(vars(self))
 
 
-class Redactor:
-    """Takes the API key out of texts that somebody else wrote, such as an error message that repeats it."""
-
-    def __init__(self, key: str):
-        # A placeholder such as "none" protects nothing, and replacing it would damage texts.
-        self._keys = sorted({key, quote(key, safe=""), key.replace("/", "\\/")}, key=len) if len(key) >= 8 else []
-        # Endpoints shorten a key in their messages ("sk-abc***xyz"): the part that is left goes too.
-        self._masked = re.compile(r"\bsk-[\w*.\-]{6,}|\bBearer\s+\S+")
-
-    def content(self, text: str) -> str:
-        """A model's text without the key; anything else is left as it is."""
-        for key in self._keys:
-            text = text.replace(key, "[key]")
-        return text
-
-    def message(self, text: str) -> str:
-        """An error message in one line, without the key or what looks like one, at most 300 characters."""
-        return self._masked.sub("[key]", self.content(" ".join(text.split())))[:300]
-
-
 class Client:
     """
     Sends chat requests to one endpoint.
 
-    Args:
-        settings ([`TripletSettings`]): Endpoint, limits and sampling.
-        known_mode (`str`, *optional*): How this endpoint took requests for JSON in an earlier run; tried first.
-        accepted (`bool`, *optional*, defaults to `False`): Whether it took requests with these settings then.
-
     Attributes:
-        accepted (`bool`): Whether such a request has been answered: one that is turned down is then a case of its own.
+        accepted (`bool`): Whether such a request has been answered, now or earlier: one that is turned down is then a
+            case of its own.
         mode (`str` or `None`): How JSON is asked for; `None` until the first answer.
         retries (`Counter`): Repeated requests by cause.
     """
@@ -128,11 +95,6 @@ class Client:
         """
         Send a request and return its answer, whatever it says.
 
-        Args:
-            messages (`list[dict]`): Chat messages.
-            name (`str`): The schema's name.
-            schema (`Mapping`): JSON schema of the wanted answer.
-
         Raises:
             `RequestFailed`: no answer after all repetitions.
             `RequestRefused`: the endpoint turned this request down.
@@ -164,17 +126,15 @@ class Client:
             }
         elif mode == "json_object":
             body["response_format"] = {"type": "json_object"}
-        retrying = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type(_Transient),
-            wait=_wait_time(tenacity.wait_random_exponential(multiplier=1, max=self.settings.max_backoff)),
-            stop=lambda state: state.attempt_number > self._retry_limit(state),
-            before_sleep=lambda state: self.retries.update([state.outcome.exception().cause]),
-            sleep=self._sleep,
-            reraise=True,
+        repeat = retrying(
+            self.stopping,
+            longest=self.settings.max_backoff,
+            attempts=lambda error: 1 + self._retry_limit(error),
+            on_wait=lambda error, seconds: self.retries.update([error.cause]),
         )
         try:
-            payload = await retrying(self._send, body)
-        except _Transient as error:
+            payload = await repeat(self._send, body)
+        except Transient as error:
             if error.cause == "connection" and not self._answered:
                 raise EndpointError(
                     f"`base_url` {self.settings.endpoint} does not answer ({error}); start the server or correct the "
@@ -184,17 +144,10 @@ class Client:
         self._answered = self.accepted = True
         return self._read(payload, mode)
 
-    def _retry_limit(self, state: tenacity.RetryCallState) -> int:
+    def _retry_limit(self, error: Transient) -> int:
         # A server that never answered is more likely not there than overloaded: say so soon.
-        unreachable = state.outcome.exception().cause == "connection" and not self._answered
+        unreachable = error.cause == "connection" and not self._answered
         return min(self.settings.max_retries, 2) if unreachable else self.settings.max_retries
-
-    async def _sleep(self, seconds: float) -> None:
-        try:
-            await asyncio.wait_for(self.stopping.wait(), seconds)
-        except asyncio.TimeoutError:
-            return
-        raise Stopped
 
     async def _send(self, body: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -205,15 +158,15 @@ class Client:
             # The aiohttp transport reports a refused connection as `ConnectTimeout`, which is no slow answer.
             cause = error.__cause__
             if isinstance(error, openai.APITimeoutError) and type(cause).__name__ != "ConnectTimeout":
-                raise _Transient("timeout", f"no answer within {self.settings.timeout:g} s") from None
-            raise _Transient("connection", self.redact.message(str(cause or error))) from None
+                raise Transient(f"no answer within {self.settings.timeout:g} s", "timeout") from None
+            raise Transient(self.redact.message(str(cause or error)), "connection") from None
         except openai.APIStatusError as error:
             raise self._status_error(error) from None
         except (ValueError, RecursionError):  # said to be JSON, and is not
             payload = None
         if not isinstance(payload, dict) or not _first_message(payload):
             # A gateway's error page with status 200: nobody's answer, so there is nothing to keep.
-            raise _Transient("no_completion", "the endpoint's reply was not a chat completion")
+            raise Transient("the endpoint's reply was not a chat completion", "no_completion")
         return payload
 
     def _status_error(self, error: openai.APIStatusError) -> Exception:
@@ -233,7 +186,7 @@ class Client:
             return EndpointError(f"The account has no credit left (HTTP {status}: {text}); add some and run again.")
         if status in (408, 409, 429) or status >= 500:
             cause = "rate_limit" if status == 429 else f"http_{status}"
-            return _Transient(cause, f"HTTP {status}: {text}", _retry_after(error.response.headers))
+            return Transient(f"HTTP {status}: {text}", cause, retry_after(error.response.headers))
         return RequestRefused(f"http_{status}: {text}")
 
     def _read(self, payload: dict[str, Any], mode: str) -> Answer:
@@ -254,12 +207,6 @@ class Client:
         )
 
 
-class _Transient(RuntimeError):
-    def __init__(self, cause: str, message: str, retry_after: float | None = None):
-        super().__init__(message)
-        self.cause, self.retry_after = cause, retry_after
-
-
 def _first_message(payload: Mapping[str, Any]) -> dict[str, Any] | None:
     choices = payload.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
@@ -276,38 +223,7 @@ def _joined(content: Any) -> Any:
     return "".join(texts) if texts else None
 
 
-def _wait_time(backoff: tenacity.wait.wait_base):
-    def wait(state: tenacity.RetryCallState) -> float:
-        retry_after = state.outcome.exception().retry_after
-        # Jitter on top of Retry-After too, or all that were told the same second come back in it.
-        return backoff(state) if retry_after is None else retry_after + min(1.0, backoff(state))
-
-    return wait
-
-
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds of a `Retry-After` header, which is a number or a date."""
-    value = headers.get("retry-after")
-    if not value:
-        return None
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
-        except (TypeError, ValueError):
-            return None
-    return min(seconds, LONGEST_RETRY_AFTER) if seconds >= 0 else None
-
-
 def describe_request(messages: list[dict[str, str]], name: str, schema: Mapping[str, Any]) -> str:
-    """
-    A request for people to read.
-
-    Args:
-        messages (list of `dict`): Chat messages.
-        name (`str`): Of the schema.
-        schema (mapping): JSON schema of the answer.
-    """
+    """A request for people to read."""
     parts = [f"[{message['role']}]\n{message['content']}" for message in messages]
     return "\n\n".join([*parts, f"[response_format: JSON schema {name!r}]\n{json.dumps(schema)}"])

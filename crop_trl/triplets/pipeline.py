@@ -14,8 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..retries import Stopped
+from ..text import Redactor
 from .candidates import Round, build_record, check_candidate, excluded_record
-from .client import Answer, Client, EndpointError, Redactor, RequestFailed, RequestRefused, Stopped
+from .client import Answer, Client, EndpointError, RequestFailed, RequestRefused
 from .costs import Account, estimate_tokens, find_prices, stated_usage
 from .ledger import Known, Ledger, LedgerError, request_key, served_digest
 from .outputs import OutputDirectory, find_replaced, merge_records, now

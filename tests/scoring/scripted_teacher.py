@@ -2,12 +2,14 @@
 
     python scripted_teacher.py PORT [MODEL [ROOT]]
 
-`POST /script {"mode": ..., "count": n}` makes the next n completions go wrong. Log-probabilities are a fixed function
-of the ids before a position, so a test knows what has to come back.
+`POST /script {"mode": ..., "count": n}` makes the next n completions go wrong, `{"reset": true}` undoes all that was
+scripted before. Log-probabilities are a fixed function of the ids before a position, so a test knows what has to come
+back. `hold` keeps completions waiting until it is taken back.
 """
 
 import json
 import math
+import os
 import random
 import sys
 import time
@@ -16,6 +18,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 VOCAB = 64
 MAX_LOGPROBS = 20
+SCRIPT = {
+    "mode": "ok",
+    "count": 0,
+    "poison": None,  # first token of the sequences that can never be scored
+    "hold": False,
+    "words": None,
+    "retry_after": 0.2,
+    "choice": {},
+    "entry": None,
+    "listed": None,
+}
 
 
 def distribution(before: list[int]) -> list[float]:
@@ -44,6 +57,7 @@ def entries(ids: list[int], k: int) -> list:
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # headers and body are two packets
 
     def reply(self, status: int, body, headers=(), missing: int = 0) -> None:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -79,6 +93,8 @@ class Handler(BaseHTTPRequestHandler):
         state = self.server.state
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path == "/script":
+            if request.pop("reset", False):
+                state.update(SCRIPT, completions=0)
             state.update(request)
             return self.reply(200, {"completions": state["completions"]})
         if self.path == "/detokenize":
@@ -90,7 +106,12 @@ class Handler(BaseHTTPRequestHandler):
             state["count"] -= 1
             mode = state["mode"]
         ids, k = request["prompt"], request["prompt_logprobs"]
-        time.sleep(state["delay"])
+        while state["hold"]:
+            time.sleep(0.01)
+        if mode == "die":
+            os._exit(1)
+        if ids[0] == state["poison"]:
+            return self.refuse(500, "the engine stumbled")
         if k > MAX_LOGPROBS:
             return self.refuse(400, f"Requested prompt logprobs of {k}, which is greater than max allowed: 20")
         if mode == "hang":
@@ -131,18 +152,7 @@ class Handler(BaseHTTPRequestHandler):
 if __name__ == "__main__":
     port, model = int(sys.argv[1]), (sys.argv[2] if len(sys.argv) > 2 else "toy")
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    server.state = {
-        "model": model,
-        "root": sys.argv[3] if len(sys.argv) > 3 else model,
-        "mode": "ok",
-        "count": 0,
-        "delay": 0.0,
-        "completions": 0,
-        "words": None,
-        "retry_after": 0.2,
-        "choice": {},
-        "entry": None,
-        "listed": None,
-    }
+    root = sys.argv[3] if len(sys.argv) > 3 else model
+    server.state = {"model": model, "root": root, "completions": 0, **SCRIPT}
     print(server.server_port, flush=True)
     server.serve_forever()

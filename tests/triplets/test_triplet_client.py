@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from crop_trl.triplets.client import Client, EndpointError, Redactor, RequestFailed, Stopped, _retry_after
+from crop_trl.retries import Stopped
+from crop_trl.triplets.client import Client, EndpointError, RequestFailed
 from crop_trl.triplets.pipeline import SCHEMAS
 from crop_trl.triplets.prompts import load_templates
 from crop_trl.triplets.settings import TripletSettings
@@ -126,22 +127,6 @@ def test_stopping_ends_a_wait(start_server):
 def test_parts_of_an_answer_are_joined(content, read):
     payload = {"choices": [{"message": {"content": content}, "finish_reason": "stop"}]}
     assert Client(settings("http://127.0.0.1:9/v1"))._read(payload, "text").content == read
-
-
-def test_redaction():
-    redact = Redactor("sk-abc/def+12345")
-    text = redact.message("a sk-abc/def+12345 b sk-abc%2Fdef%2B12345 c sk-abc***345 Bearer xyz\nd")
-    assert "12345" not in text and "***" not in text and "xyz" not in text and "\n" not in text
-    assert redact.content("Take sk-latex and sk-abc/def+12345") == "Take sk-latex and [key]"
-    assert Redactor("none").content("none of them") == "none of them"
-
-
-def test_retry_after_forms():
-    date = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + 30))
-    assert _retry_after({"retry-after": "1.5"}) == 1.5
-    assert 25 < _retry_after({"retry-after": date}) <= 31
-    assert [_retry_after({"retry-after": value}) for value in ("soon", "", "-3")] == [None, None, None]
-    assert _retry_after({"retry-after": "86400"}) == 600
 
 
 def test_no_key_is_needed_for_an_endpoint_of_ones_own(start_server, monkeypatch):
