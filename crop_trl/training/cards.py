@@ -84,16 +84,7 @@ def teacher_name(teacher, args: CROPConfig) -> str:
 
 
 def method_card(args: CROPConfig, settings: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """
-    What a run trains, in words.
-
-    Args:
-        args ([`CROPConfig`]): The run's.
-        settings (mapping, *optional*): What else describes it, such as the dataset's name.
-
-    Returns:
-        `dict[str, str]`: Heading -> text.
-    """
+    """What a run trains, in words by heading; `settings` are what else describes it, such as the dataset's name."""
     method = get_method(args.method)
 
     def what(function):
@@ -116,15 +107,7 @@ def method_card(args: CROPConfig, settings: Mapping[str, Any] | None = None) -> 
 
 
 def training_card(trainer) -> dict[str, str]:
-    """
-    How a run trains, in words.
-
-    Args:
-        trainer ([`~crop_trl.CROPTrainer`]): During or after training.
-
-    Returns:
-        `dict[str, str]`: Heading -> text.
-    """
+    """How a run trains, in words by heading, during it or after."""
     args, state = trainer.args, trainer.state
     responses = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     rewards = zip(trainer.reward_func_names, trainer.reward_weights.tolist())
@@ -157,14 +140,7 @@ def model_card(trainer, model_name: str | None, dataset_name: str | None = None,
     """
     The README of a trained model: method, data, teacher, settings, versions and citation.
 
-    Args:
-        trainer ([`~crop_trl.CROPTrainer`]): What trained it.
-        model_name (`str`, *optional*): What to call it; by default the output folder's name.
-        dataset_name (`str`, *optional*): By default that of `trainer.run_settings`.
-        tags (set of `str`, *optional*): For the hub, beside the trainer's own.
-
-    Returns:
-        [`~huggingface_hub.ModelCard`]
+    By default it has the output folder's name, and the dataset is that of `trainer.run_settings`.
     """
     settings = dict(trainer.run_settings)
     if dataset_name is not None:

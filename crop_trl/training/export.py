@@ -5,7 +5,6 @@ split into bytes and compressed, they cost a few bytes a token, and a file is wh
 """
 
 import json
-import os
 import re
 import warnings
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from ..files import replacing
 from .callbacks import RolloutCallback, RolloutRecord
 
 if TYPE_CHECKING:
@@ -29,13 +29,7 @@ _LIMIT = 65504.0
 
 
 class SelectionExport(RolloutCallback):
-    """
-    Writes scores, student entropies (where a method measures them), masks and token ids of every n-th step.
-
-    Args:
-        folder (`str` or `Path`): The run's output folder; the files go to `selection/` in it.
-        every (`int`): Steps from one export to the next; 0: none, and what an earlier run left in the folder goes.
-    """
+    """Writes every n-th step to `selection/` in a run's folder; 0: none, and what an earlier run left there goes."""
 
     def __init__(self, folder: str | Path, every: int = 1):
         self.folder = Path(folder) / FOLDER
@@ -75,10 +69,7 @@ def write_rollout(rollout: RolloutRecord, path: str | Path, settings: dict) -> N
     token: `token_ids` (int32), `loss_mask`, `kept` (bool), `score` and every measure of the method (half precision;
     beyond +-65504 they are cut off). A `student_entropy` in [0, 1] is there whenever the student was scored.
 
-    Args:
-        rollout ([`~crop_trl.training.callbacks.RolloutRecord`]): What was sampled and selected.
-        path (`str` or `Path`): File to write.
-        settings (`dict`): Kept in the file's metadata; `method` names the method.
+    `settings` are kept in the file's metadata, `method` among them.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -113,8 +104,7 @@ def write_rollout(rollout: RolloutRecord, path: str | Path, settings: dict) -> N
     table = pa.table(columns).replace_schema_metadata({METADATA_KEY: json.dumps(settings)})
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    try:
+    with replacing(path) as partial:
         pq.write_table(
             table,
             partial,
@@ -125,9 +115,6 @@ def write_rollout(rollout: RolloutRecord, path: str | Path, settings: dict) -> N
             use_dictionary=[*rollout.texts, "token_ids.list.element"],
             store_schema=True,
         )
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def read_export(folder: str | Path, steps: Sequence[int] | range | None = None) -> "pyarrow.Table":

@@ -60,15 +60,7 @@ def histograms(rollout: RolloutRecord) -> dict[str, np.ndarray]:
 
 @dataclass(frozen=True)
 class ExampleResponse:
-    """
-    One response for reading.
-
-    Args:
-        prompt (`str`): The problem.
-        pieces (`list[str]`): Decoded tokens.
-        kept (`list[bool]`): Which are trained.
-        scores (`list[float]`, *optional*): What ranked them.
-    """
+    """One response for reading: decoded tokens, which of them are trained, and the scores that ranked them."""
 
     prompt: str
     pieces: list[str]
@@ -166,12 +158,7 @@ def _card_html(card: Mapping[str, str]) -> str:
 
 
 class RunReports(RolloutCallback, ABC):
-    """
-    What all backends are sent; each subclass says how.
-
-    Args:
-        settings (mapping, *optional*): Goes to the run's configuration and the method's card, such as the dataset.
-    """
+    """What all backends are sent, each subclass says how; `settings` go to the run's configuration and the card."""
 
     # What a user can do when the backend does not start.
     remedy: str
@@ -183,15 +170,7 @@ class RunReports(RolloutCallback, ABC):
         self._started = False
 
     def start(self, args, state, control, **kwargs) -> None:
-        """
-        Open the backend, unless it is open.
-
-        Args:
-            args ([`CROPConfig`]), state, control, kwargs: As for every callback.
-
-        Raises:
-            `ValueError`: it does not open; the message holds the reason and the remedy.
-        """
+        """Open the backend, unless it is open. Raises `ValueError` with reason and remedy where it does not open."""
         if self._started:
             return
         try:
@@ -237,13 +216,7 @@ class RunReports(RolloutCallback, ABC):
 
 
 def feeds_logged_step(args, state, step: int) -> bool:
-    """
-    Whether metrics are logged after one of the optimizer steps that a batch of rollouts feeds.
-
-    Args:
-        args ([`CROPConfig`]), state ([`~transformers.TrainerState`]): The run's.
-        step (`int`): Global step at which the batch was sampled.
-    """
+    """Whether metrics are logged after one of the optimizer steps that the rollouts sampled at `step` feed."""
     last = step + args.windows_per_generation * args.num_iterations
     strategy = str(getattr(args.logging_strategy, "value", args.logging_strategy))
     if strategy == "no":
@@ -400,13 +373,7 @@ _REPORTS = {WandbCallback: WandbReports, TrackioCallback: TrackioReports, Tensor
 
 
 def place_reports(trainer) -> None:
-    """
-    Replace a trainer's callbacks of Weights & Biases, trackio and TensorBoard by those here; the trainer calls it.
-
-    Args:
-        trainer ([`~crop_trl.CROPTrainer`]): What it reports to is `args.report_to`, and what describes the run beside
-            its configuration `run_settings`.
-    """
+    """Replace a trainer's callbacks of Weights & Biases, trackio and TensorBoard by those here."""
     for standard, own in _REPORTS.items():
         if any(type(callback) is standard for callback in trainer.callback_handler.callbacks):
             trainer.remove_callback(standard)
@@ -414,15 +381,7 @@ def place_reports(trainer) -> None:
 
 
 def start_reports(trainer) -> None:
-    """
-    Start what a trainer reports to, unless it has started: `train` and `evaluate` would do it too, but later.
-
-    Args:
-        trainer ([`~crop_trl.CROPTrainer`]): Before or after training.
-
-    Raises:
-        `ValueError`: a backend does not start.
-    """
+    """Start what a trainer reports to, unless it runs; Raises `ValueError` where one does not start."""
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, RunReports):
             callback.start(trainer.args, trainer.state, trainer.control, model=trainer.model)
