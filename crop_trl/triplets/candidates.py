@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..prompts import unwrap_problem
+from .latex import mend
 from .reading import CONFIDENCES
 from .record import FLAGS
 from .source import Problem, unclean_reason
@@ -18,11 +19,6 @@ PASSED = STATUSES[:2]
 
 
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
-# "\times" and "\neq" written with one backslash in JSON decode to a tab or a newline and "imes", "eq": no control
-# character by the rule above, but a broken command all the same.
-_DECODED_ESCAPE = re.compile(
-    r"\t(?:imes|heta|ext|frac|au\b|an\b|o\b|riangle|ilde|op\b)|\n(?:eq|abla|otin|mid|eg\b|u\b)\b"
-)
 
 
 def missing_numbers(original: str, paraphrase: str) -> list[str]:
@@ -45,8 +41,6 @@ def local_violations(original: str, paraphrase: str, counterfactual: str) -> lis
     for name, text in (("paraphrase", paraphrase), ("counterfactual", counterfactual)):
         if "```" in text and "```" not in original:
             violations.append(f"{name}_has_markdown_fence")
-        if _DECODED_ESCAPE.search(text) and not _DECODED_ESCAPE.search(original):
-            violations.append(f"{name}_has_broken_latex_command")
     return violations
 
 
@@ -84,14 +78,22 @@ class Candidate:
 
 
 def check_candidate(
-    original: str, fields: Mapping[str, str], round: int, number: int, wrappers: Iterable[str]
+    original: str, fields: Mapping[str, str], round: int, number: int, wrappers: Iterable[str], known: set[str]
 ) -> Candidate:
-    """A [`Candidate`] without the wrappers, after every check that needs no model."""
-    fields = dict(fields)
-    for name in ("paraphrase_problem", "counterfactual_problem"):
+    """
+    A [`Candidate`] without the wrappers, after every check that needs no model; `known` are the LaTeX commands of the
+    original and of the reply.
+    """
+    candidate = Candidate(round, number, fields := dict(fields))
+    broken = []
+    for kind in ("paraphrase", "counterfactual"):
+        text = fields[f"{kind}_problem"]
         for wrapper in wrappers:
-            fields[name] = unwrap_problem(fields[name], wrapper)
-    candidate = Candidate(round, number, fields)
+            text = unwrap_problem(text, wrapper)
+        fields[f"{kind}_problem"], mended, doubtful = mend(text, original, known)
+        if mended:
+            candidate.warnings.append(f"{kind}: backslashes mended ({', '.join(sorted(set(mended)))})")
+        broken += [f"{kind}_has_broken_latex_command"] if doubtful else []
     texts = (fields["paraphrase_problem"], fields["counterfactual_problem"])
     # Before white space is stripped: str.strip() would take a form feed with it, and what it was part of with that.
     candidate.incomplete = unclean_reason(texts[0]) or unclean_reason(texts[1])
@@ -99,7 +101,7 @@ def check_candidate(
         return candidate
     paraphrase, counterfactual = (text.strip() for text in texts)
     fields |= {"paraphrase_problem": paraphrase, "counterfactual_problem": counterfactual}
-    candidate.violations = local_violations(original, paraphrase, counterfactual)
+    candidate.violations = local_violations(original, paraphrase, counterfactual) + broken
     missing = missing_numbers(original, paraphrase)
     if missing:
         candidate.warnings.append(f"paraphrase lacks the numbers {', '.join(missing)}")

@@ -19,6 +19,7 @@ from ..text import Redactor
 from .candidates import Round, build_record, check_candidate, excluded_record
 from .client import Answer, Client, EndpointError, RequestFailed, RequestRefused
 from .costs import Account, estimate_tokens, find_prices, stated_usage
+from .latex import commands
 from .ledger import Known, Ledger, LedgerError, request_key, served_digest
 from .outputs import OutputDirectory, find_replaced, merge_records, now
 from .progress import Progress, on_interrupt, say
@@ -231,9 +232,11 @@ class Run:
             return read_candidates(content, settings.candidates)
 
         found = await self._ask("generator", messages, number, problem, current, read)
+        written = found[0] if found else ()
         wrappers = [wrapper for wrapper in (settings.input_template, *KNOWN_WRAPPERS) if wrapper]
-        for place, fields in enumerate(found[0] if found else (), start=1):
-            candidate = check_candidate(problem.text, fields, number, place, wrappers)
+        known = commands([problem.text, *(text for fields in written for text in fields.values())])
+        for place, fields in enumerate(written, start=1):
+            candidate = check_candidate(problem.text, fields, number, place, wrappers, known)
             current.candidates.append(candidate)
             if candidate.incomplete:
                 current.flaws[f"generator:{candidate.incomplete}"] += 1

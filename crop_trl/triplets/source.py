@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..prompts import DEFAULT_PROMPT_TEMPLATE, unwrap_problem
+from .latex import mend_problem
 from .record import load_records
 from .settings import TripletSettings
 
@@ -47,6 +48,7 @@ class Problem:
     text: str
     answer: str | None = None
     excluded: str | None = None
+    mended: bool = False  # LaTeX commands had lost their backslash
 
 
 @dataclass
@@ -77,6 +79,12 @@ def read_problems(settings: TripletSettings) -> ProblemSet:
             )
         seen.add(problem.id)
     problem_set = ProblemSet(problems, notes=_common_text_notes(problems))
+    mended = [problem.id for problem in problems if problem.mended]
+    if mended:
+        problem_set.notes.append(
+            f"{len(mended):,} problems had LaTeX commands without their backslash, such as a tab and `imes`; mended: "
+            f"{', '.join(mended[:20])}{', ...' if len(mended) > 20 else ''}."
+        )
     _find_duplicates(problem_set, settings.deduplicate)
     return problem_set
 
@@ -99,9 +107,10 @@ def _problem(number: int, row: Mapping[str, Any], settings: TripletSettings, wra
         answer = answer.get(name) if isinstance(answer, Mapping) else None
     return Problem(
         id=f"row_{number:06d}" if identifier is None else str(identifier),
-        text=text if excluded else text.strip(),
+        text=text if excluded else mend_problem(text).strip(),
         answer=None if answer is None else str(answer),
         excluded=excluded,
+        mended=not excluded and mend_problem(text) != text,
     )
 
 

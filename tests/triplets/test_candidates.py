@@ -52,9 +52,6 @@ def test_numbers_of_the_original():
         ("P  1", "P 1", ["counterfactual_equals_paraphrase"]),
         ("P 1", "O\n1", ["counterfactual_equals_original"]),
         ("```\nP 1", "C 2", ["paraphrase_has_markdown_fence"]),
-        ("P 1", "C $2 \times 3$", ["counterfactual_has_broken_latex_command"]),
-        ("P $1 \neq 2$", "C 2", ["paraphrase_has_broken_latex_command"]),
-        ("P\n\tindented, in\nequal parts", "C 2", []),
     ],
 )
 def test_local_violations(paraphrase, counterfactual, found):
@@ -63,7 +60,7 @@ def test_local_violations(paraphrase, counterfactual, found):
 
 def test_candidates_lose_their_wrapper_and_outer_white_space():
     fields = FIELDS | {"paraphrase_problem": wrap_problem("  P 12 30 ", DEFAULT_PROMPT_TEMPLATE)}
-    candidate = check_candidate(ORIGINAL, fields, 1, 1, KNOWN_WRAPPERS)
+    candidate = check_candidate(ORIGINAL, fields, 1, 1, KNOWN_WRAPPERS, set())
     assert candidate.fields["paraphrase_problem"] == "P 12 30"
     assert candidate.incomplete is None and not candidate.warnings
 
@@ -72,7 +69,7 @@ def test_candidates_lose_their_wrapper_and_outer_white_space():
     ("text", "reason"), [("x\x0c", "control_characters"), ("", "empty"), ("\ud83d", "invalid_unicode")]
 )
 def test_unclean_rewrites_are_incomplete(text, reason):
-    assert check_candidate(ORIGINAL, FIELDS | {"counterfactual_problem": text}, 1, 1, ()).incomplete == reason
+    assert check_candidate(ORIGINAL, FIELDS | {"counterfactual_problem": text}, 1, 1, (), set()).incomplete == reason
 
 
 # --- acceptance and ranking ------------------------------------------------------------------------------------------
