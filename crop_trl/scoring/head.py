@@ -7,19 +7,13 @@ the wrapped module itself is called. So a model is patched before it is wrapped,
 
 import functools
 import types
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
-from trl.kernels.chunked_logprob import ChunkedLogProbFunction
 
-from .topk import head_transform, topk_projection
-
-# Vocabulary columns of a tile in the differentiable projection.
-_CHUNK = 32768
+from .projection import backbone_of, projection_of
 
 
 @dataclass
@@ -51,22 +45,6 @@ def has_token_head(model) -> bool:
     return getattr(getattr(model.forward, "__func__", None), "is_token_head", False)
 
 
-def call_as(module: torch.nn.Module, function: Callable, *args):
-    """
-    Call `function` as if it were the forward of `module`: its hooks fire, and weights that are spread over processes
-    are gathered for the forward and again for the backward.
-    """
-    own = module.__dict__.get("forward")
-    module.forward = function
-    try:
-        return module(*args)
-    finally:
-        if own is None:
-            del module.forward
-        else:
-            module.forward = own
-
-
 def add_token_head(model: PreTrainedModel) -> None:
     """
     Teach `model` to project chosen positions; its ordinary forward, and so `generate`, stay as they were.
@@ -81,7 +59,6 @@ def add_token_head(model: PreTrainedModel) -> None:
         return
     # Not the bound method: a copy of the model must run its own weights.
     original_forward = getattr(model.forward, "__func__", None) or type(model).forward
-    softcap, scale = head_transform(model.config)
 
     # `generate` reads the signature to learn which arguments a model takes.
     @functools.wraps(type(model).forward)
@@ -90,34 +67,20 @@ def add_token_head(model: PreTrainedModel) -> None:
             return original_forward(self, *args, **kwargs)
         kwargs.pop("labels", None)
         kwargs["use_cache"] = False
-        hidden = self.base_model(*args, **kwargs).last_hidden_state
+        output = backbone_of(self)(*args, **kwargs)
+        hidden = output.last_hidden_state
         if hidden.shape[:2] != kwargs["input_ids"].shape:
             raise ValueError(
                 f"The model turned {tuple(kwargs['input_ids'].shape)} tokens into {tuple(hidden.shape[:2])} positions; "
                 "adapters that put tokens of their own before the prompt, such as prompt tuning, are not supported."
             )
-        # Looked up at each call: FSDP and PEFT replace the head after patching.
-        head = self.get_output_embeddings()
         chosen = hidden.reshape(-1, hidden.size(-1)).index_select(0, head_positions)
-
-        def project(chosen, targets):
-            weight, bias = head.weight, head.bias
-            if isinstance(weight, DTensor):
-                weight = weight.full_tensor()
-                bias = None if bias is None else bias.full_tensor()
-            chosen, targets = chosen.to(weight.device), targets.to(weight.device)
-            if top_k is not None:
-                transform = {"bias": bias, "softcap": softcap, "scale": scale}
-                return topk_projection(chosen, weight, targets, top_k, **transform, as_trained=as_trained)
-            logprobs, entropy, *_ = ChunkedLogProbFunction.apply(
-                chosen, weight, bias, targets, 1.0, min(_CHUNK, weight.size(0)), softcap, scale, ("entropy",)
-            )
-            return logprobs, entropy
-
-        output = call_as(head, project, chosen, head_targets)
+        head = projection_of(self, original_forward, type(output), chosen.size(1))
         if top_k is not None:
-            return TokenHeadOutput(logprobs=output[2], topk_ids=output[0], topk_logprobs=output[1])
-        return TokenHeadOutput(logprobs=output[0], entropy=output[1])
+            ids, values, logprobs = head.topk(chosen, head_targets, top_k, as_trained)
+            return TokenHeadOutput(logprobs=logprobs, topk_ids=ids, topk_logprobs=values)
+        logprobs, entropy = head.logprobs(chosen, head_targets)
+        return TokenHeadOutput(logprobs=logprobs, entropy=entropy)
 
     forward.is_token_head = True
     model.forward = types.MethodType(forward, model)

@@ -1,5 +1,7 @@
 """The tiled projection that makes top-K log-probabilities."""
 
+from collections.abc import Callable
+
 import torch
 
 from .tile import tile_topk
@@ -65,24 +67,47 @@ def topk_projection(
     """
     Project hidden states onto the vocabulary, a tile of rows at a time, and keep what scoring needs.
 
-    Peak memory is a few tiles, whatever the number of positions: the `[N, V]` logits never exist. `as_trained` rounds
-    logits to the type of `hidden`, as the training pass does, where they could be had in fp32.
-
-    Shapes: hidden `[N, H]`, weight `[V, H]`, bias `[V]`, target_ids `[N]`; returned are token ids `[N, K]` (int32),
-    their log-probabilities `[N, K]` and those of the targets `[N]` (fp32), K = min(top_k, V).
+    `as_trained` rounds logits to the type of `hidden`, as the training pass does, where they could be had in fp32.
+    Shapes: hidden `[N, H]`, weight `[V, H]`, bias `[V]`, target_ids `[N]`; for what is returned see [`topk_in_tiles`].
     """
-    n, vocab = hidden.size(0), weight.size(0)
-    k = min(top_k, vocab)
+    weight = weight.to(hidden.dtype)
+
+    def logits(rows: torch.Tensor) -> torch.Tensor:
+        return _logits(rows, weight, bias, softcap, scale, as_trained)
+
+    return topk_in_tiles(hidden, logits, weight.size(0), target_ids, top_k, tile_elements)
+
+
+def tile_rows(device: torch.device, vocab: int, tile_elements: int | None = None) -> int:
+    """Rows of hidden states whose logits make up a tile."""
+    if tile_elements is None:
+        tile_elements = TILE_ELEMENTS if device.type == "cuda" else _CPU_TILE_ELEMENTS
+    return max(1, tile_elements // vocab)
+
+
+@torch.no_grad()
+def topk_in_tiles(
+    hidden: torch.Tensor,
+    logits: Callable[[torch.Tensor], torch.Tensor],
+    vocab: int,
+    target_ids: torch.Tensor,
+    top_k: int,
+    tile_elements: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """
+    The K most likely tokens after each of N hidden states, whose fp32 logits a function makes.
+
+    Peak memory is a few tiles, whatever the number of positions: the `[N, V]` logits never exist. Returned are token
+    ids `[N, K]` (int32), their log-probabilities `[N, K]` and those of the targets `[N]` (fp32), K = min(top_k, V).
+    """
+    n, k = hidden.size(0), min(top_k, vocab)
     token_ids = torch.empty((n, k), dtype=torch.int32, device=hidden.device)
     logprobs = torch.empty((n, k), dtype=torch.float32, device=hidden.device)
     target_logprobs = torch.empty(n, dtype=torch.float32, device=hidden.device)
-    weight = weight.to(hidden.dtype)
-    if tile_elements is None:
-        tile_elements = TILE_ELEMENTS if hidden.is_cuda else _CPU_TILE_ELEMENTS
-    tile = max(1, tile_elements // vocab)
+    tile = tile_rows(hidden.device, vocab, tile_elements)
     for start in range(0, n, tile):
         rows = slice(start, start + tile)
-        z = _logits(hidden[rows], weight, bias, softcap, scale, as_trained)
+        z = logits(hidden[rows])
         log_normalizer, values, indices = tile_topk(z, k)
         target_logprobs[rows] = (z.gather(-1, target_ids[rows, None].long()) - log_normalizer).squeeze(-1)
         logprobs[rows] = values - log_normalizer
