@@ -223,6 +223,11 @@ class CROPConfig(GRPOConfig):
         return self.steps_per_generation // self.gradient_accumulation_steps
 
     @property
+    def on_policy(self) -> bool:
+        """Whether each batch of rollouts feeds one update, whose student is then the one that sampled them."""
+        return self.windows_per_generation * self.num_iterations == 1
+
+    @property
     def selection_settings(self) -> SelectionSettings:
         """The part of the configuration that [`~crop_trl.methods.select`] takes."""
         return SelectionSettings(

@@ -11,7 +11,8 @@ optimizer step.
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,9 +27,11 @@ from . import methods
 from .config import CROPConfig
 from .models.adapters import check_adapter, is_adapter
 from .models.distributed import gather_ragged
+from .models.dropout import remove_dropout
+from .models.sampling import own_distribution, warn_of_filters
 from .prompts import NEGATIVE, PROMPT_COLUMNS, draw_negatives, prompt_kinds, tokenize_variants
 from .scoring import Scorer
-from .scoring.preflight import PreflightReport, run_preflight
+from .scoring.preflight import PreflightReport, check_own_logits, run_preflight
 from .scoring.signals import collect_signals
 from .scoring.student import make_student
 from .scoring.teacher import connect_teacher, make_teacher
@@ -39,6 +42,7 @@ from .training.callbacks import (
     PlainConsoleLines,
     RolloutRecord,
     StepCounter,
+    StudentPreflight,
     notify_rollout,
 )
 from .training.cards import ModelCards, describe_run
@@ -154,11 +158,15 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         student = make_student(self.model, args, self._tokenizer.pad_token_id, self.accelerator)
         teacher = make_teacher(teacher, self.model, args, self._tokenizer.pad_token_id, self.accelerator)
         self.scorers: dict[str, Scorer] = {"teacher": teacher, "student": student}
+        warn_of_filters(self.model)
+        if not args.on_policy and remove_dropout(self.model) and self.accelerator.is_main_process:
+            print("Dropout is off: a batch of rollouts feeds several updates, which need the student as it sampled.")
         # The update lays responses out as the student's scoring does.
         self._layout = student.layout
         first_row = next(iter(train_dataset), None) if args.preflight and train_dataset is not None else None
         if first_row is not None:
             self._preflight(first_row)
+            self.add_callback(StudentPreflight(self, first_row))
 
     def _check_student(self) -> None:
         if self._is_vlm:
@@ -195,6 +203,12 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
             print(f"Preflight: {report}.")
         return report
 
+    def check_student(self, row: dict[str, Any]) -> None:
+        """Raise `ValueError` unless the student, wrapped for training, is scored as its own forward has it."""
+        (ids,) = self._tokenize_prompts([row["prompt"]])[0]
+        with self._as_scored():
+            check_own_logits(self.scorers["student"], ids, ids, "student")
+
     def _set_signature_columns_if_needed(self):
         super()._set_signature_columns_if_needed()
         columns = [name for column in PROMPT_COLUMNS.values() for name in (column, column + "s")]
@@ -211,9 +225,22 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         output = super()._generate(prompts)
         mode = "train" if self.model.training else "eval"
         self._metrics[mode]["seconds/rollout"].append(time.perf_counter() - started)
-        # Lengths come from these lists, never from ids: the pad token may be the EOS token.
-        self._rollout_ids = output[0], output[1]
         return output
+
+    def _generate_single_turn(self, *args, **kwargs):
+        with self._as_scored(), own_distribution(self.model):
+            return super()._generate_single_turn(*args, **kwargs)
+
+    @contextmanager
+    def _as_scored(self) -> Iterator[None]:
+        """Without dropout: tokens are drawn from the very distributions that scoring sees."""
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+                yield
+        finally:
+            self.model.train(was_training)
 
     def _get_per_token_logps_and_entropies(self, *args, **kwargs):
         # GRPO asks here for rollout-time log-probabilities in its own padded layout. Scoring makes them, once, together
@@ -226,8 +253,9 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         training = self.model.training
         mode = "train" if training else "eval"
         name = self.args.method if training else _EVALUATION_METHOD
-        prompt_ids, completion_ids = self._rollout_ids
-        completion_ids = [list(ids) for ids in completion_ids]
+        prompts = zip(output["prompt_ids"].tolist(), output["prompt_mask"].sum(-1).tolist(), strict=True)
+        prompt_ids = [ids[len(ids) - length :] for ids, length in prompts]
+        completion_ids = [list(ids) for ids in self._completion_ids]
 
         loss_mask = output["completion_mask"].bool()
         if "tool_mask" in output:
@@ -235,8 +263,7 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         loss_mask = loss_mask[:, : max(map(len, completion_ids))]
 
         needs = list(methods.get_method(name).needs)
-        aligned = self.args.windows_per_generation * self.num_iterations == 1
-        if training and not aligned and "student/original" not in needs:
+        if training and not self.args.on_policy and "student/original" not in needs:
             needs.append("student/original")
         signals = self.score_rollout(inputs, prompt_ids, completion_ids, needs)
         first_row = self.accelerator.process_index * len(inputs)
@@ -257,8 +284,8 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
             completion_ids,
             base_advantages=output["advantages"],
             selection=selection,
-            # On policy the update's own log-probabilities are exact, dropout included.
-            old_logprobs=None if aligned else student_logprobs,
+            # On policy those of the update itself serve, with its dropout.
+            old_logprobs=None if self.args.on_policy else student_logprobs,
             engine_logprobs=output.get("sampling_per_token_logps"),
         )
         self._log_selection(mode, signals, selection, loss_mask, student_logprobs)
@@ -330,14 +357,8 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
                 self.args.credit_seed,
                 self.state.global_step,
             )
-        # Without dropout, as the student sampled.
-        was_training = self.model.training
-        self.model.eval()
-        try:
-            with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
-                return collect_signals(needs, self.scorers, prompts, completion_ids)
-        finally:
-            self.model.train(was_training)
+        with self._as_scored():
+            return collect_signals(needs, self.scorers, prompts, completion_ids)
 
     def _check_finite(self, selection: methods.Selection) -> None:
         """Stop before an update that would turn every weight into NaN, on all processes at once."""

@@ -5,6 +5,7 @@ import torch
 from peft import LoraConfig
 from tiny import flat_weights, make_model, make_rows, make_tokenizer, make_trainer, metric
 
+from crop_trl import CROPTrainer
 from crop_trl.methods import METHODS
 
 
@@ -68,9 +69,8 @@ def test_passes_of_a_step(tmp_path):
     """Three teacher passes for CROP and not four; one student forward a micro-batch beside generation."""
     for method, passes in (("crop", 3), ("cf-opd", 2), ("opd", 1)):
         student = make_model(0)
-        trainer = make_trainer(
-            tmp_path, student=student, method=method, per_device_train_batch_size=4, gradient_accumulation_steps=2
-        )
+        batches = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+        trainer = make_trainer(tmp_path, student=student, method=method, preflight=False, **batches)
         updates = []
         inner = student.forward
 
@@ -282,16 +282,44 @@ def test_a_teacher_that_is_not_finite_stops_before_the_update(tmp_path, method):
     assert torch.equal(before, flat_weights(trainer.model))
 
 
-def test_dropout_does_not_reach_the_ratio_on_policy(tmp_path):
-    """Student signals come from a pass of their own, the rollout-time log-probabilities from the update."""
+@pytest.mark.parametrize("settings", [{"method": "tip"}, {"num_iterations": 2, "max_steps": 2}])
+def test_dropout_does_not_reach_the_ratio(tmp_path, settings):
+    """0 tokens outside the clip range before the first update, whichever pass the old log-probabilities come from."""
     torch.manual_seed(0)
     adapter = LoraConfig(
         r=4, lora_alpha=64, lora_dropout=0.3, init_lora_weights=False, target_modules=["q_proj", "v_proj", "o_proj"]
     )
-    trainer = make_trainer(tmp_path, method="tip", peft_config=adapter)
+    student = make_model(0)
+    for layer in student.model.layers:
+        layer.self_attn.attention_dropout = 0.3
+    trainer = make_trainer(tmp_path, student=student, peft_config=adapter, **settings)
     trainer.train()
-    assert metric(trainer, "clip_ratio/region_mean") == [0.0]
-    assert len(metric(trainer, "distillation/gap_dropped")) == 1
+    assert metric(trainer, "clip_ratio/region_mean")[0] == 0.0
+
+
+def test_rollouts_are_drawn_from_the_students_own_distribution(tmp_path):
+    """What a model's folder recommends for use would filter them; the statistic is 0 when nothing does."""
+    student = make_model(0)
+    recommended = {"min_p": 0.9, "typical_p": 0.3, "suppress_tokens": [5, 6], "min_new_tokens": 9, "top_h": 0.2}
+    student.generation_config.update(**recommended)
+    with pytest.warns(UserWarning, match="has min_p=0.9.*rollouts leave it aside"):
+        trainer = make_trainer(tmp_path, student=student, method="opd", max_steps=12, learning_rate=0.0)
+    trainer.train()
+    values = metric(trainer, "sampling/logprob_plus_entropy")
+    assert abs(sum(values) / len(values)) < 0.2  # filtered by min_p 0.9 alone: above 1
+    assert trainer.model.generation_config.min_p == 0.9  # it is the model's, and saved with it
+    assert min(metric(trainer, "completions/min_length")) < 9
+
+
+def test_a_subclass_may_change_what_was_sampled(tmp_path):
+    class Shortened(CROPTrainer):
+        def _generate(self, prompts):
+            prompt_ids, completion_ids, *rest = super()._generate(prompts)
+            return (prompt_ids, [ids[:3] for ids in completion_ids], *rest)
+
+    trainer = make_trainer(tmp_path, trainer_class=Shortened, method="opd")
+    trainer.train()
+    assert metric(trainer, "selection/tokens_per_response")[0] <= 3
 
 
 def test_what_cannot_work_is_refused(tmp_path):

@@ -128,6 +128,20 @@ class LocalScorer:
         return next((kind for kind in ("bfloat16", "float16") if kind in found), "float32")
 
     @torch.no_grad()
+    def apart_from_own(self, prompt: Sequence[int], completion: Sequence[int]) -> tuple[float, float]:
+        """Mean distance of scores from the logits of the model's own forward, and what rounding explains (nats)."""
+        scored = self.score([prompt], [completion])
+        with self._ready(), self.context():
+            ids = torch.tensor([[*prompt, *completion]], device=scored.logprobs.device)
+            logits = self.model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+        own = logits.float().log_softmax(-1).to(scored.logprobs.device).gather(-1, scored.token_ids[0].long())
+        return (own - scored.logprobs[0]).abs().mean().item(), torch.finfo(logits.dtype).eps * logits.abs().max().item()
+
+    def _ready(self) -> AbstractContextManager:
+        """With the weights on their device."""
+        return nullcontext() if self.offload is None else self.offload
+
+    @torch.no_grad()
     def score(
         self,
         prompt_ids: Sequence[Sequence[int]],
@@ -153,7 +167,7 @@ class LocalScorer:
         if len(prompt_ids) != len(completion_ids):
             raise ValueError(f"Got {len(prompt_ids)} prompts for {len(completion_ids)} completions.")
         top_k = self.top_k if top_k is None else top_k
-        with nullcontext() if self.offload is None else self.offload:
+        with self._ready():
             scored = self._score(prompt_ids, completion_ids, top_k)
         if self.offload is not None:
             self.stats.move_seconds += self.offload.seconds

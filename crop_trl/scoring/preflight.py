@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..prompts import PROMPT_COLUMNS, check_rendering, generation_suffix, tokenize_variants
 from . import Scorer
+from .local import LocalScorer
 from .signals import check_scored
 
 # How far apart the scores of one sequence may be alone and in company, as the mean over its tokens (nats). The matrix
@@ -98,7 +99,21 @@ def run_preflight(
             f"The teacher's score of a sequence depends on what is scored beside it: {drift:.2g} nats a token apart, "
             f"{tolerance:g} allowed; {getattr(scorer, 'remedy', 'mend the scorer')}."
         )
+    if hasattr(scorer, "apart_from_own"):
+        check_own_logits(scorer, prompt, response, "teacher")
     return PreflightReport(alone.top_k, drift, tolerance, teacher_ends)
+
+
+def check_own_logits(scorer: LocalScorer, prompt: Sequence[int], response: Sequence[int], who: str) -> None:
+    """Raise `ValueError` unless a model in this process is scored as its own forward has it, on a short sequence."""
+    prompt, response = prompt[-_RESPONSE_TOKENS:], response[: _RESPONSE_TOKENS // 4]
+    apart, rounding = scorer.apart_from_own(prompt, response)
+    if not apart <= TOLERANCES[scorer.precision] + rounding:
+        model = type(getattr(scorer.model, "module", scorer.model)).__name__
+        raise ValueError(
+            f"The {who}'s scores are {apart:.2g} nats a token from what its own forward gives: {model} is built in a "
+            "way that is not supported here; choose another model."
+        )
 
 
 def _check_renderings(prompts, row, tokenizer, chat_template_kwargs) -> None:

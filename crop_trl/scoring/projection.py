@@ -130,8 +130,8 @@ def projection_of(model: PreTrainedModel, forward: Callable, output_type: type, 
     """
     The road by which a model's hidden states become log-probabilities; called inside its forward.
 
-    `forward` is the model's own, `output_type` what its backbone returns, states of size `width`. Which road is right is found out once, on
-    random hidden states, small and large ones, since a soft cap shows in large ones only.
+    `forward` is the model's own, `output_type` what its backbone returns: states of size `width`. Which road is right
+    is found out once, on random hidden states, small and large ones, since a soft cap shows in large ones only.
     """
     head, own = model.get_output_embeddings(), OwnHead(model, forward, output_type)
     if not _is_matrix(head) or head.in_features != width:

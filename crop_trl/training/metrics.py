@@ -30,6 +30,9 @@ class StepMetrics:
         return super().evaluation_loop(dataloader, *args, **kwargs)
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        # As they are trained, whatever a subclass did to them. Lengths come from these lists, never from ids: the pad
+        # token may be the EOS token.
+        self._completion_ids = completion_ids_list
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         if self.model.training:
             return rewards
@@ -89,6 +92,8 @@ class StepMetrics:
         means.add("distillation/gap_kept", old_logprobs - inputs.teacher_logprobs, counted)
         means.add("distillation/advantage", advantages, counted)
         means.add("entropy", entropy, counted)
+        # 0 where tokens are drawn from the student's own distribution.
+        means.add("sampling/logprob_plus_entropy", old_logprobs + entropy, counted)
         if inputs.engine_logprobs is not None:
             gap = (old_logprobs - inputs.engine_logprobs).abs()
             means.add("sampling/sampling_logp_difference/mean", gap, torch.isfinite(gap) & counted)

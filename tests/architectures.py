@@ -15,8 +15,6 @@ SIZES = {
     **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), 4),
     **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_top_k"), 2),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 32),
-    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim"), 16),
-    **dict.fromkeys(("qk_rope_head_dim",), 8),
     **dict.fromkeys(("n_positions", "max_position_embeddings", "n_ctx"), 128),
     **dict.fromkeys(("state_size", "mamba_d_state", "conv_kernel"), 4),
     "encoder_attention_heads": 4,

@@ -1,0 +1,49 @@
+"""Sampling from a model's own distribution, whatever its folder recommends for use."""
+
+import copy
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from accelerate.utils import is_peft_model
+from transformers import PreTrainedModel
+
+# What bends the distribution that tokens are drawn from. The first four are settings of the trainer.
+_TRAINERS = ("temperature", "top_p", "top_k", "repetition_penalty")
+_FILTERS = (
+    *("min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff", "encoder_repetition_penalty"),
+    *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "sequence_bias", "suppress_tokens"),
+    *("begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"),
+    *("min_length", "min_new_tokens", "guidance_scale", "watermarking_config", "num_beams", "penalty_alpha"),
+)
+
+
+def _holder(model) -> PreTrainedModel:
+    return model.get_base_model() if is_peft_model(model) else model
+
+
+def warn_of_filters(model) -> None:
+    """Say which recommendations of a model for sampling are passed over in training."""
+    config = _holder(model).generation_config
+    found = {name: getattr(config, name, None) for name in _FILTERS}
+    found = {name: value for name, value in found.items() if value and (name, value) != ("num_beams", 1)}
+    if found:
+        warnings.warn(
+            f"The student's `generation_config` has {', '.join(f'{k}={v}' for k, v in found.items())}; rollouts leave "
+            "it aside, since the loss needs tokens that are drawn from the student's own distribution.",
+            stacklevel=3,
+        )
+
+
+@contextmanager
+def own_distribution(model) -> Iterator[None]:
+    """Let `generate` draw from the model's own distribution, but for what it is told in the call."""
+    holder = _holder(model)
+    recommended = holder.generation_config
+    holder.generation_config = copy.copy(recommended)
+    for name in (*_TRAINERS, *_FILTERS):
+        setattr(holder.generation_config, name, None)
+    try:
+        yield
+    finally:
+        holder.generation_config = recommended
