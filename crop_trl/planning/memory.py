@@ -111,7 +111,7 @@ class MemoryPlan:
         parts = dict.fromkeys(part for phase in self.phases.values() for part in phase)
         rows = [[p, *(f"{x[p]:.1f}" if x.get(p) else "" for x in self.phases.values())] for p in parts]
         rows.append([f"**all** of {self.gpu_gib:.0f}", *(f"**{self.total(phase):.1f}**" for phase in self.phases)])
-        return markdown_table(["GiB on each GPU", *self.phases], rows, right=True).strip()
+        return markdown_table(["GiB on each GPU", *self.phases], rows, right=True, padded=True).strip()
 
 
 _REMEDIES = {
