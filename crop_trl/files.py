@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
 from filelock import FileLock, Timeout
 
 
@@ -71,6 +72,18 @@ def read_object(path: str | Path, remedy: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{str(path)!r} holds a JSON {type(value).__name__}, not an object; {remedy}.")
     return value
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """A YAML file of settings. Raises `ValueError` when there is none, or it holds something else."""
+    try:
+        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise ValueError(f"{str(path)!r} cannot be read ({reason}); name a YAML file of settings.") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{str(path)!r} holds no settings; write lines such as `name: value`.")
+    return found
 
 
 def read_jsonl(path: str | Path) -> list[dict[str, Any]]:

@@ -12,7 +12,6 @@ A run that was interrupted goes on when the same command is given again.
 
 import argparse
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from ..evaluation.sampling import (
     VLLMSampler,
     check_dtype,
 )
-from ..files import read_object, write_json, write_text
+from ..files import write_json, write_text
 from .errors import told
 from .options import OptionParser
 
@@ -94,46 +93,9 @@ def check_options(args: argparse.Namespace) -> None:
 
 
 def load_benchmarks(args: argparse.Namespace) -> list[benchmarks.Benchmark]:
-    """The benchmarks that are named, and their clean subsets."""
+    """The benchmarks that are named, and what an audit left of them."""
     loaded = [benchmarks.load_benchmark(spec, args.samples, args.base_seed) for spec in args.benchmark]
-    return loaded + clean_subsets(args, loaded)
-
-
-def clean_subsets(args: argparse.Namespace, loaded: list[benchmarks.Benchmark]) -> list[benchmarks.Benchmark]:
-    """What an audit left of each benchmark. Raises `ValueError` for an audit of other files."""
-    if not args.clean:
-        return []
-    if not Path(args.clean).is_file():
-        raise FileNotFoundError(f"`--clean` {args.clean!r} does not exist; the audit writes it once it has verdicts.")
-    clean = read_object(args.clean, "give the clean_ids.json of an audit")
-    for name, ids in clean.items():
-        if not isinstance(ids, list) or not all(isinstance(id, str) for id in ids):
-            raise ValueError(
-                f"`--clean` {args.clean!r} holds no list of ids for {name!r}; give an audit's clean_ids.json."
-            )
-    known = [benchmark for benchmark in loaded if benchmark.name in clean]
-    if not known:
-        names = ", ".join(clean) or "no benchmark"
-        raise ValueError(f"`--clean` {args.clean!r} knows {names}, none of the benchmarks evaluated.")
-    subsets = []
-    for benchmark in known:
-        ids = {example.id for example in benchmark.examples}
-        missing = set(clean[benchmark.name]) - ids
-        if missing:
-            raise ValueError(
-                f"`--clean` {args.clean!r} names {sorted(missing)[0]!r}, which {benchmark.name} does not have; audit "
-                "the same file that is evaluated."
-            )
-        subset = benchmarks.without(benchmark, ids - set(clean[benchmark.name]))
-        if subset.examples:
-            subsets.append(subset)
-        else:
-            print(
-                f"`--clean` {args.clean!r} leaves no problem of {benchmark.name}: it has no {subset.name}, and Avg. "
-                "counts the whole of it.",
-                file=sys.stderr,
-            )
-    return subsets
+    return loaded + benchmarks.clean_subsets(args.clean, loaded)
 
 
 def make_sampler(args: argparse.Namespace, decoding: DecodingSettings):
@@ -184,7 +146,7 @@ def evaluate(args: argparse.Namespace) -> None:
 def regrade(args: argparse.Namespace) -> None:
     """Grade the generations of a run again."""
     loaded = load_benchmarks(args) if args.benchmark else run.stored_benchmarks(args.regrade)
-    loaded += [] if args.benchmark else clean_subsets(args, loaded)
+    loaded += [] if args.benchmark else benchmarks.clean_subsets(args.clean, loaded)
     report(run.regrade(args.regrade, loaded, args.pass_k), Path(args.regrade))
 
 

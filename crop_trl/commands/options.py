@@ -5,11 +5,11 @@ import difflib
 import os
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-import yaml
 from trl import TrlParser
+
+from ..files import read_yaml
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
@@ -91,15 +91,3 @@ class SettingsParser(_Sentences, TrlParser):
     def read(self, argv: list[str] | None) -> tuple:
         """The dataclasses, filled."""
         return self.parse_dict(self.settings(argv))
-
-
-def read_yaml(path: str | Path) -> dict[str, Any]:
-    """A YAML file of settings. Raises `ValueError` when there is none, or it holds something else."""
-    try:
-        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise ValueError(f"{str(path)!r} cannot be read ({reason}); name a YAML file of settings.") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{str(path)!r} holds no settings; write lines such as `name: value`.")
-    return found

@@ -8,22 +8,20 @@ configuration, looked up on the hub or on disk, or by the size of a Qwen3 model 
 when it does not fit.
 """
 
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from transformers import AutoConfig
 from trl import ModelConfig
 
 from ..config import CROPConfig
-from ..planning.memory import plan_memory, settings_from
-from ..planning.shape import QWEN3, ModelShape
+from ..planning.memory import launch_of, plan_memory, settings_from
+from ..planning.shape import shape_of
 from ..runs import ScriptArguments
 from .errors import told
 from .launch import launch_file
-from .options import SettingsParser, read_yaml
+from .options import SettingsParser
 
 
 @dataclass
@@ -40,42 +38,6 @@ class PlanArguments:
     )
 
 
-def shape_of(name: str) -> ModelShape:
-    """Shape of a model by name, path or size."""
-    if name in QWEN3:
-        return QWEN3[name]
-    try:
-        config = AutoConfig.from_pretrained(name)
-    except (OSError, ValueError):
-        size = re.search(r"Qwen3-(\d+(?:\.\d+)?B)", name)
-        if size and size[1] in QWEN3:
-            print(f"{name} cannot be read from here; taken as the Qwen3 shape {size[1]}.", file=sys.stderr)
-            return QWEN3[size[1]]
-        raise ValueError(f"{name!r} cannot be read; name a folder, or one of the sizes {', '.join(QWEN3)}.") from None
-    return ModelShape.of(config)
-
-
-def launch_of(file: str | None) -> tuple[str, int]:
-    """Strategy and number of processes of a launch file, by name or path."""
-    if file is None:
-        return "single", 1
-    path = str(launch_file(file))
-    launch = read_yaml(path)
-    processes = int(launch.get("num_processes") or 1)
-    if "deepspeed_config" in launch:
-        stage = (launch["deepspeed_config"] or {}).get("zero_stage")
-        if stage not in (0, 1, 2, 3):
-            raise ValueError(f"`zero_stage` in {path!r} must be 0, 1, 2 or 3, got {stage!r}; write it into the file.")
-        if stage:
-            return f"zero{stage}", processes
-    if "fsdp_config" in launch:
-        version = (launch["fsdp_config"] or {}).get("fsdp_version", 1)
-        if version != 2:
-            raise ValueError(f"`fsdp_version` in {path!r} must be 2, got {version!r}; a run refuses any other.")
-        return "fsdp2", processes
-    return ("single" if processes == 1 else "ddp"), processes
-
-
 def plan(asked: PlanArguments, fields: Mapping[str, Any]) -> tuple[str, bool]:
     """What there is to say, and whether it fits. Raises `ValueError` for what cannot be planned."""
     student = asked.student or fields.get("model_name_or_path")
@@ -84,7 +46,8 @@ def plan(asked: PlanArguments, fields: Mapping[str, Any]) -> tuple[str, bool]:
         raise ValueError(
             "student and teacher are not known; give `--student` and `--teacher`, or a --config with both."
         )
-    strategy, processes = launch_of(asked.accelerate_config)
+    file = asked.accelerate_config
+    strategy, processes = ("single", 1) if file is None else launch_of(launch_file(file))
     shape = shape_of(student)
     settings = settings_from(
         fields,

@@ -3,13 +3,14 @@
 import hashlib
 import json
 import math
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..files import read_jsonl
+from ..files import read_jsonl, read_object
 from .grading.verdict import extract_boxed
 
 # The eight problems that the paper's audit takes out (table "Verified MATH-500 overlaps").
@@ -210,3 +211,38 @@ def without(benchmark: Benchmark, ids: Sequence[str] | frozenset[str]) -> Benchm
         name=benchmark.name + CLEAN,
         examples=tuple(example for example in benchmark.examples if not taken & {example.id, example.unique_id}),
     )
+
+
+def clean_subsets(file: str | None, loaded: Sequence[Benchmark]) -> list[Benchmark]:
+    """What an audit (`clean_ids.json`) left of each benchmark. Raises `ValueError` for an audit of other files."""
+    if not file:
+        return []
+    if not Path(file).is_file():
+        raise FileNotFoundError(f"`--clean` {file!r} does not exist; the audit writes it once it has verdicts.")
+    clean = read_object(file, "give the clean_ids.json of an audit")
+    for name, ids in clean.items():
+        if not isinstance(ids, list) or not all(isinstance(id, str) for id in ids):
+            raise ValueError(f"`--clean` {file!r} holds no list of ids for {name!r}; give an audit's clean_ids.json.")
+    known = [benchmark for benchmark in loaded if benchmark.name in clean]
+    if not known:
+        names = ", ".join(clean) or "no benchmark"
+        raise ValueError(f"`--clean` {file!r} knows {names}, none of the benchmarks evaluated.")
+    subsets = []
+    for benchmark in known:
+        ids = {example.id for example in benchmark.examples}
+        missing = set(clean[benchmark.name]) - ids
+        if missing:
+            raise ValueError(
+                f"`--clean` {file!r} names {sorted(missing)[0]!r}, which {benchmark.name} does not have; audit "
+                "the same file that is evaluated."
+            )
+        subset = without(benchmark, ids - set(clean[benchmark.name]))
+        if subset.examples:
+            subsets.append(subset)
+        else:
+            print(
+                f"`--clean` {file!r} leaves no problem of {benchmark.name}: it has no {subset.name}, and Avg. "
+                "counts the whole of it.",
+                file=sys.stderr,
+            )
+    return subsets

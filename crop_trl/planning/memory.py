@@ -8,11 +8,13 @@ import json
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig
 
+from ..files import read_yaml
 from ..methods import METHODS
 from ..scoring.topk import TILE_ELEMENTS
 from ..text import markdown_table
@@ -247,6 +249,25 @@ def settings_from(
         vllm_sleeps=get("vllm_enable_sleep_mode", False),
         gpu_gib=gpu_gib,
     )
+
+
+def launch_of(file: str | Path) -> tuple[str, int]:
+    """Strategy and number of processes of a launch file. Raises `ValueError` for one that a run refuses."""
+    launch = read_yaml(file)
+    processes = int(launch.get("num_processes") or 1)
+    if "deepspeed_config" in launch:
+        stage = (launch["deepspeed_config"] or {}).get("zero_stage")
+        if stage not in (0, 1, 2, 3):
+            where = f"`zero_stage` in {str(file)!r}"
+            raise ValueError(f"{where} must be 0, 1, 2 or 3, got {stage!r}; write it into the file.")
+        if stage:
+            return f"zero{stage}", processes
+    if "fsdp_config" in launch:
+        version = (launch["fsdp_config"] or {}).get("fsdp_version", 1)
+        if version != 2:
+            raise ValueError(f"`fsdp_version` in {str(file)!r} must be 2, got {version!r}; a run refuses any other.")
+        return "fsdp2", processes
+    return ("single" if processes == 1 else "ddp"), processes
 
 
 def plan_memory(student: ModelShape, teacher: ModelShape | None, settings: MemorySettings) -> MemoryPlan:

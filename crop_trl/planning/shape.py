@@ -1,7 +1,11 @@
 """The numbers of a model that memory depends on, from its configuration alone."""
 
+import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from transformers import AutoConfig
 
 
 @dataclass(frozen=True)
@@ -109,3 +113,18 @@ QWEN3 = {
     "14B": ModelShape(5120, 17408, 40, 151_936, 5120, 1024, False),
     "32B": ModelShape(5120, 25600, 64, 151_936, 8192, 1024, False),
 }
+
+
+def shape_of(name: str) -> ModelShape:
+    """Shape of a model by name, path or size."""
+    if name in QWEN3:
+        return QWEN3[name]
+    try:
+        config = AutoConfig.from_pretrained(name)
+    except (OSError, ValueError):
+        size = re.search(r"Qwen3-(\d+(?:\.\d+)?B)", name)
+        if size and size[1] in QWEN3:
+            print(f"{name} cannot be read from here; taken as the Qwen3 shape {size[1]}.", file=sys.stderr)
+            return QWEN3[size[1]]
+        raise ValueError(f"{name!r} cannot be read; name a folder, or one of the sizes {', '.join(QWEN3)}.") from None
+    return ModelShape.of(config)

@@ -10,10 +10,11 @@ from tiny import make_rows, make_tokenizer, make_trainer
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from crop_trl.analysis import bank_report
 from crop_trl.analysis.bank import RolloutBank, collect_bank
 from crop_trl.analysis.inspect import strongest_responses, table_heatmap
 from crop_trl.analysis.tokens import TokenTable, read_source
-from crop_trl.commands import analyze, replay, train
+from crop_trl.commands import analyze, train
 from crop_trl.methods import SelectionSettings
 from crop_trl.methods.divergence import topk_entropy
 
@@ -125,9 +126,9 @@ def test_every_source_is_decoded_with_its_own_tokenizer(bank, tmp_path, capsys):
 
 def test_the_table_of_a_replay(bank):
     bank, _ = bank
-    printed = replay.report(bank, SelectionSettings(), 0.5, make_tokenizer())
-    assert "-0.000" not in printed and replay.fixed(-0.0004) == "0.000"
-    assert replay.fixed(-0.0006) == "-0.001"
+    printed = bank_report.bank_report(bank, SelectionSettings(), 0.5, make_tokenizer())
+    assert "-0.000" not in printed and bank_report.fixed(-0.0004) == "0.000"
+    assert bank_report.fixed(-0.0006) == "-0.001"
     assert "likelier than the teacher by more than 0.5 nats" in printed
 
 

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from crop_trl.commands.plan import launch_of, main
+from crop_trl.commands.launch import launch_file
+from crop_trl.commands.plan import main
+from crop_trl.planning.memory import launch_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,7 +31,7 @@ def test_reads_a_launch_file(tmp_path, text, expected):
 
 
 def test_reads_a_launch_file_of_ours_by_name():
-    assert launch_of("zero2_8gpu") == ("zero2", 8) and launch_of("fsdp2") == ("fsdp2", 2)
+    assert launch_of(launch_file("zero2_8gpu")) == ("zero2", 8) and launch_of(launch_file("fsdp2")) == ("fsdp2", 2)
 
 
 def test_the_command_says_whether_it_fits(capsys):

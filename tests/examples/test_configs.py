@@ -7,8 +7,9 @@ import pytest
 import yaml
 from trl import ModelConfig, TrlParser
 
-from crop_trl.commands.plan import launch_of, shape_of
-from crop_trl.planning.memory import plan_memory, settings_from
+from crop_trl.commands.launch import launch_file
+from crop_trl.planning.memory import launch_of, plan_memory, settings_from
+from crop_trl.planning.shape import shape_of
 from crop_trl.runs import ScriptArguments, TrainConfig
 
 ROOT = Path(__file__).parents[2]
@@ -60,7 +61,7 @@ def test_the_papers_settings_fit_eight_gpus(name, launch, student, teacher, gpu_
     if gpu_gib < 40:
         text, changed = re.subn(r"^(\w+): [^#\n]*# 32 GB: ([\d.]+).*$", r"\1: \2", text, flags=re.MULTILINE)
         assert changed == 3
-    strategy, processes = launch_of(launch)
+    strategy, processes = launch_of(launch_file(launch))
     shapes = [shape_of(size) for size in (student, teacher)]
     settings = settings_from(yaml.safe_load(text), shapes[0], strategy=strategy, processes=processes, gpu_gib=gpu_gib)
     plan = plan_memory(*shapes, settings)
