@@ -88,7 +88,11 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
     """Read a JSONL file. Raises [`FileFormatError`] naming the line that is not a JSON object."""
-    records = []
+    return list(iterate_jsonl(path))
+
+
+def iterate_jsonl(path: str | Path) -> Iterator[dict[str, Any]]:
+    """[`read_jsonl`] line by line, for files that may be larger than memory."""
     # Bytes, so that a line in another encoding can be named; a byte order mark at the start is read over.
     with open(path, "rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -105,8 +109,7 @@ def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
                 raise FileFormatError(f"{path}, line {number} is not JSON ({reason}); mend or drop it.") from None
             if not isinstance(record, dict):
                 raise FileFormatError(f"{path}, line {number} holds a {type(record).__name__}, not a JSON object.")
-            records.append(record)
-    return records
+            yield record
 
 
 @contextmanager

@@ -3,34 +3,33 @@
 Every text of every training record is compared with every benchmark problem: exactly, after both were brought to one
 spelling, and by what they share, as candidates for a person to judge.
 
-Departures from the paper, which retrieves by token trigrams alone:
-- Shared trigrams are weighted by how rare they are, so that "Find the sum of all positive integers" counts little.
-- Two more views are weighed in: rare single tokens (light rewording breaks most trigrams), and trigrams of the formulas
-  alone (another language, or other words round the same numbers).
-- Requests for a form of the answer ("... is in the form m/n, give m + n") do not count towards similarity; how the two
-  answers are related is reported beside it.
+Departures from the paper, which retrieves by token trigrams alone: trigrams are weighted by how rare they are; rare
+single tokens and trigrams of the formulas alone are weighed in; requests for a form of the answer do not count, how the
+two answers are related is reported instead.
 """
 
-import math
 import re
+from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 from ..evaluation.benchmarks import row_answer, row_id
 from ..evaluation.grading.latex import exact_number, normalize, squeeze
-from ..files import read_jsonl
+from ..files import iterate_jsonl
 from ..triplets.record import PROBLEM_FIELDS
-from .words import WORD, asked_tokens, tokens_of
+from .similarity import Texts, most_similar
+from .words import asked_tokens, tokens_of
+
+# The best text of a problem is shown from a lower similarity on when it stands out by so much from the third.
+STANDS_OUT = 1.5
 
 
-@dataclass(frozen=True)
-class Problem:
+@dataclass(frozen=True, slots=True)
+class Text:
     """One text to compare. `field` says which of a record's texts it is."""
 
     id: str
@@ -40,28 +39,16 @@ class Problem:
 
 
 @dataclass
-class Candidate:
-    """
-    A training text that may be a benchmark problem.
-
-    Args:
-        benchmark (`str`): Name of the benchmark.
-        problem (`Problem`): The benchmark problem.
-        train (`Problem`): The training text.
-        similarity (`float`): In [0, 1]; 1 only for exact matches.
-        exact (`bool`): The same after canonicalisation.
-        answers (`str`): `"equal"`, `"re-encoded"` (the training answer is made of the parts of the benchmark's), or
-            `"different"`; empty when one is missing.
-        verdict (`str`): A person's: see `report.VERDICTS`.
-    """
+class Pair:
+    """A training text that may be a benchmark problem."""
 
     benchmark: str
-    problem: Problem
-    train: Problem
-    similarity: float
-    exact: bool
-    answers: str = ""
-    verdict: str = ""
+    problem: Text
+    train: Text
+    similarity: float  # in [0, 1]; 1 only for exact matches
+    exact: bool  # the same after canonicalisation
+    answers: str = ""  # see `relate_answers`
+    verdict: str = ""  # a person's: see `report.VERDICTS`
 
     @property
     def key(self) -> tuple[str, str, str, str]:
@@ -73,33 +60,24 @@ class Candidate:
 class Audit:
     """Candidates by falling similarity within each benchmark, and the sizes behind them."""
 
-    candidates: list[Candidate]
+    candidates: list[Pair]
     benchmarks: dict[str, list[str]]
     records: int
     texts: int
     seconds: float = 0.0
-    unknown_verdicts: int = field(default=0)
+    unknown_verdicts: int = 0
 
 
-def read_train(paths: Iterable[str | Path]) -> list[Problem]:
+def read_train(paths: Iterable[str | Path]) -> list[Text]:
     """
-    All texts of training files: rows with `problem`, or triplet records.
-
-    Args:
-        paths (iterable of paths): JSONL files.
-
-    Returns:
-        `list[Problem]`: Up to three for a triplet record. A row whose id is taken gets its place behind the id.
-
-    Raises:
-        `FileNotFoundError`, `ValueError`: a missing file; a row without any of the fields.
+    All texts of training files: rows with `problem`, or triplet records, which have up to three. A row whose id is
+    taken gets its place behind the id. Raises `FileNotFoundError`, or `ValueError` for a row without any of the fields.
     """
     texts, known_ids = [], set()
     for path in paths:
-        for number, row in enumerate(_rows(path, "--train"), start=1):
-            names = [
-                name for name in ("problem", *PROBLEM_FIELDS) if isinstance(row.get(name), str) and row[name].strip()
-            ]
+        for number, row in _rows(path, "--train"):
+            fields = ("problem", *PROBLEM_FIELDS)
+            names = [name for name in fields if isinstance(row.get(name), str) and row[name].strip()]
             if not names:
                 raise ValueError(
                     f"{path}, row {number} has neither `problem` nor {', '.join(PROBLEM_FIELDS)}; give bare problems "
@@ -110,118 +88,35 @@ def read_train(paths: Iterable[str | Path]) -> list[Problem]:
             while own_id in known_ids:  # a verdict must say which row it is about
                 own_id = f"{own_id} ({Path(path).name}:{number})"
             known_ids.add(own_id)
-            for name in names:
-                # Only the original's answer is known: a counterfactual has another one.
-                known = answer if name in ("problem", *PROBLEM_FIELDS[:2]) else None
-                texts.append(Problem(own_id, row[name], known, name))
+            # Only the original's answer is known: a counterfactual has another one.
+            texts += [Text(own_id, row[name], None if name == PROBLEM_FIELDS[2] else answer, name) for name in names]
     return texts
 
 
-def read_benchmark(path: str | Path) -> list[Problem]:
+def read_benchmark(path: str | Path) -> list[Text]:
     """The problems of a benchmark file (`id` where it has one, `problem`, `answer`)."""
     problems = []
-    for number, row in enumerate(_rows(path, "--benchmark"), start=1):
+    for number, row in _rows(path, "--benchmark"):
         if not isinstance(row.get("problem"), str) or not row["problem"].strip():
             raise ValueError(f"{path}, row {number} has no `problem`; a benchmark row needs `problem` and `answer`.")
         answer = row_answer(row, f"{path}, row {number}")
         own_id = row_id(row, str(row.get("unique_id", number - 1)), f"{path}, row {number}")
-        problems.append(Problem(own_id, row["problem"], answer))
+        problems.append(Text(own_id, row["problem"], answer))
     return problems
 
 
-def _rows(path: str | Path, option: str) -> list[dict[str, Any]]:
+def _rows(path: str | Path, option: str) -> Iterator[tuple[int, dict[str, Any]]]:
     if not Path(path).is_file():
         raise FileNotFoundError(f"{option} {str(path)!r} does not exist; give a JSONL file.")
-    rows = read_jsonl(path)
-    if not rows:
+    number = 0
+    for number, row in enumerate(iterate_jsonl(path), start=1):
+        yield number, row
+    if not number:
         raise ValueError(f"{option} {str(path)!r} has no rows; give a JSONL file with one problem a line.")
-    return rows
-
-
-def trigrams(tokens: Sequence[str]) -> set[tuple[str, ...]]:
-    """Runs of three tokens; a shorter text is one run."""
-    if len(tokens) < 3:
-        return {tuple(tokens)} if tokens else set()
-    return set(zip(tokens, tokens[1:], tokens[2:]))
-
-
-@dataclass(frozen=True)
-class View:
-    """
-    One way to compare: a set of features, and what it counts for.
-
-    `train_only` is what a feature that only the training text has costs: little, so that text added to a problem (a
-    request for the answer's form) does not hide it. `unseen` is evidence to be outweighed, so that few shared
-    features mean little.
-    """
-
-    name: str
-    features: Callable[[Sequence[str]], set]
-    weight: float
-    train_only: float = 0.35
-    unseen: float = 10.0
-
-
-VIEWS = (
-    View("trigrams", trigrams, 0.5),
-    View("tokens", set, 0.3),
-    View("formulas", lambda tokens: trigrams([token for token in tokens if not WORD.match(token)]), 0.2),
-)
-
-
-ROWS_AT_A_TIME = 4096
-
-
-def similarities(train: Sequence[Sequence[str]], problems: Sequence[Sequence[str]]) -> np.ndarray:
-    """
-    How much each training text and each benchmark problem share.
-
-    A Tversky index in each view, features weighted by inverse document frequency, then the views' weighted mean.
-
-    Args:
-        train (sequence of token lists): Training texts.
-        problems (sequence of token lists): Benchmark problems.
-
-    Returns:
-        `numpy.ndarray` of shape `[len(train), len(problems)]`: fp32, in [0, 1].
-    """
-    total = np.zeros((len(train), len(problems)), dtype=np.float32)
-    if not total.size:
-        return total
-    for view in VIEWS:
-        train_sets = [view.features(tokens) for tokens in train]
-        problem_sets = [view.features(tokens) for tokens in problems]
-        frequency = Counter(feature for features in (*train_sets, *problem_sets) for feature in features)
-        documents = len(train) + len(problems)
-        # Features that no problem has only count towards a training text's own mass.
-        index = {feature: number for number, feature in enumerate(set().union(*problem_sets))}
-        weights = np.array([math.log((documents + 1) / frequency[feature]) for feature in index], dtype=np.float32)
-        train_mass = np.array(
-            [sum(math.log((documents + 1) / frequency[feature]) for feature in features) for features in train_sets],
-            dtype=np.float32,
-        )
-
-        right = torch.zeros(len(index), len(problems))
-        for column, features in enumerate(problem_sets):
-            rows = [index[feature] for feature in features]
-            right[rows, column] = torch.from_numpy(weights[rows])
-        problem_mass = right.sum(dim=0).numpy()
-        shared = np.zeros_like(total)
-        for start in range(0, len(train), ROWS_AT_A_TIME):
-            known = [
-                [index[f] for f in features if f in index] for features in train_sets[start : start + ROWS_AT_A_TIME]
-            ]
-            flat = torch.tensor([column for row in known for column in sorted(row)], dtype=torch.int64)
-            starts = torch.tensor([0, *(len(row) for row in known[:-1])]).cumsum(0)
-            bags = torch.nn.functional.embedding_bag(flat, right, starts, mode="sum")
-            shared[start : start + len(known)] = bags.numpy()
-        union = shared + (problem_mass - shared) + view.train_only * (train_mass[:, None] - shared) + view.unseen
-        total += view.weight * shared / union
-    return np.clip(total, 0.0, 1.0)
 
 
 def relate_answers(benchmark: str | None, train: str | None) -> str:
-    """How two answers are related; see [`Candidate`]."""
+    """`"equal"`, `"re-encoded"` (made of the parts of the benchmark's), `"different"`, or empty when one is missing."""
     if not benchmark or not train:
         return ""
     plain = [re.sub(r"\^?\\degree|\\text ?\{.*?\}", "", normalize(text)).strip() for text in (benchmark, train)]
@@ -234,26 +129,21 @@ def relate_answers(benchmark: str | None, train: str | None) -> str:
     return "different"
 
 
-def check_limits(min_similarity: float, per_problem: int, at_least: int = 10) -> None:
-    """
-    Raise `ValueError` for a similarity outside [0, 1], fewer than 1 candidate per problem, or a negative number.
-
-    Args:
-        min_similarity (`float`): Least similarity of a candidate.
-        per_problem (`int`): Most candidates of a problem.
-        at_least (`int`): A number of problems.
-    """
+def check_limits(min_similarity: float, per_problem: int) -> None:
+    """Raise `ValueError` for a similarity outside [0, 1], or fewer than 1 candidate a problem."""
     if not 0 <= min_similarity <= 1:
         raise ValueError(f"`min_similarity` is {min_similarity}: choose a number in [0, 1].")
     if per_problem < 1:
         raise ValueError(f"`per_problem` is {per_problem}: choose at least 1 candidate text.")
-    if at_least < 0:
-        raise ValueError(f"`at_least` is {at_least}: choose 0 or more problems.")
+
+
+def _key(tokens: Sequence[str]) -> bytes:
+    return blake2b(" ".join(tokens).encode(), digest_size=16).digest()
 
 
 def audit(
-    train: Sequence[Problem],
-    benchmarks: Mapping[str, Sequence[Problem]],
+    train: Sequence[Text],
+    benchmarks: Mapping[str, Sequence[Text]],
     min_similarity: float = 0.3,
     per_problem: int = 5,
     at_least: int = 10,
@@ -261,109 +151,85 @@ def audit(
     """
     Compare all training texts with all benchmark problems.
 
-    Args:
-        train (sequence of [`Problem`]):
-            Training texts; see [`read_train`].
-        benchmarks (mapping from `str` to sequences of [`Problem`]):
-            Benchmarks by name.
-        min_similarity (`float`, *optional*, defaults to `0.3`):
-            Least similarity of a candidate that is no exact match.
-        per_problem (`int`, *optional*, defaults to `5`):
-            Most different candidate texts for one benchmark problem, exact matches not counted.
-        at_least (`int`, *optional*, defaults to `10`):
-            Problems of each benchmark whose best candidate is shown however weak it is: a person then sees what the
-            strongest look like.
-
-    Returns:
-        [`Audit`]
-
-    Raises:
-        `ValueError`: see [`check_limits`]; or a benchmark with two problems of one id.
+    Candidates are exact matches; of each problem the `per_problem` best different texts from `min_similarity` on, and
+    the best one from half of it on where it is half as similar again as the third; and the best of the `at_least`
+    strongest problems of a benchmark, so that a person sees what those look like. Raises `ValueError`, see
+    [`check_limits`], or for a benchmark with two problems of one id.
     """
-    check_limits(min_similarity, per_problem, at_least)
+    check_limits(min_similarity, per_problem)
     for name, problems in benchmarks.items():
         twice = [id for id, count in Counter(problem.id for problem in problems).items() if count > 1]
         if twice:
             raise ValueError(f"Benchmark {name!r} has the id {twice[0]!r} twice; give each problem an id of its own.")
-    train_tokens = [tokens_of(problem.text) for problem in train]
-    canonical = [" ".join(tokens) for tokens in train_tokens]
-    rows_of: dict[str, list[int]] = defaultdict(list)
-    for row, text in enumerate(canonical):
-        rows_of[text].append(row)
     # Each distinct text is compared once; its copies share the outcome.
-    distinct = [rows[0] for rows in rows_of.values()]
-    flat = [(name, problem) for name, problems in benchmarks.items() for problem in problems]
-    problem_tokens = [tokens_of(problem.text) for _, problem in flat]
-    scores = similarities(
-        [asked_tokens(train[row].text, train_tokens[row]) for row in distinct],
-        [asked_tokens(problem.text, tokens) for (_, problem), tokens in zip(flat, problem_tokens)],
-    )
+    vocabulary: dict[str, int] = {}
+    compared, asked, of_row = Texts(vocabulary), Texts(vocabulary), array("i")
+    places_of: dict[bytes, int] = {}
+    for text in train:
+        tokens = tokens_of(text.text)
+        of_row.append(places_of.setdefault(_key(tokens), len(places_of)))
+        if len(compared) < len(places_of):
+            compared.add(asked_tokens(text.text, tokens))
+    flat, exact = [(name, problem) for name, problems in benchmarks.items() for problem in problems], []
+    for _, problem in flat:
+        tokens = tokens_of(problem.text)
+        exact.append(places_of.get(_key(tokens), -1) if tokens else -1)
+        asked.add(asked_tokens(problem.text, tokens))
+    places, similarities = most_similar(compared, asked, max(per_problem, 3) + 1)
+    rows_of: dict[int, list[int]] = {place: [] for place in {*places.flat, *exact}}
+    for row, place in enumerate(of_row):
+        if place in rows_of:
+            rows_of[place].append(row)
 
-    candidates = []
-    for column, (name, problem) in enumerate(flat):
-        own = " ".join(problem_tokens[column])
-        exact_rows = rows_of.get(own, []) if own else []
-        best = np.argsort(-scores[:, column], kind="stable")[: per_problem + 1]
-        found = [(row, 1.0, True) for row in exact_rows]
-        near = [(at, float(scores[at, column])) for at in best if canonical[distinct[at]] != own][:per_problem]
-        found += [(row, min(value, 0.999), False) for at, value in near for row in rows_of[canonical[distinct[at]]]]
-        candidates += [
-            Candidate(
-                name,
-                problem,
-                train[row],
-                round(similarity, 4),
-                exact,
-                relate_answers(problem.answer, train[row].answer),
-            )
-            for row, similarity, exact in found
-        ]
-    candidates = _worth_a_look(candidates, min_similarity, at_least)
+    listed: list[tuple[Pair, bool]] = []
+    for (name, problem), own, *ranked in zip(flat, exact, places, similarities, strict=True):
+        near = [(place, float(value)) for place, value in zip(*ranked) if place not in (own, -1)]
+        standing_out = max(min_similarity / 2, STANDS_OUT * near[2][1] if len(near) > 2 else 0.0)
+        found = [(row, 1.0, True, True) for row in rows_of[own]]
+        for rank, (place, value) in enumerate(near[:per_problem]):
+            strong = value >= min_similarity or (rank == 0 and value >= standing_out)
+            found += [(row, min(value, 0.999), False, strong) for row in rows_of[place]]
+        for row, value, is_exact, strong in found:
+            answers = relate_answers(problem.answer, train[row].answer)
+            listed.append((Pair(name, problem, train[row], round(value, 4), is_exact, answers), strong))
+    candidates = _worth_a_look(listed, at_least)
     order = {name: number for number, name in enumerate(benchmarks)}
     candidates.sort(key=lambda c: (order[c.benchmark], -c.similarity, c.problem.id, c.train.id, c.train.field))
     ids = {name: [problem.id for problem in problems] for name, problems in benchmarks.items()}
-    return Audit(candidates, ids, len({problem.id for problem in train}), len(train))
+    return Audit(candidates, ids, len({text.id for text in train}), len(train))
 
 
-def _worth_a_look(candidates: list[Candidate], min_similarity: float, at_least: int) -> list[Candidate]:
+def _worth_a_look(listed: list[tuple[Pair, bool]], at_least: int) -> list[Pair]:
+    """The strong ones, and the best of the strongest problems of each benchmark."""
     best: dict[str, dict[str, float]] = defaultdict(dict)
-    for candidate in candidates:
-        of_benchmark = best[candidate.benchmark]
-        of_benchmark[candidate.problem.id] = max(of_benchmark.get(candidate.problem.id, 0.0), candidate.similarity)
-    floor = {name: sorted(values.values(), reverse=True)[:at_least] for name, values in best.items()}
+    for pair, _ in listed:
+        of_benchmark = best[pair.benchmark]
+        of_benchmark[pair.problem.id] = max(of_benchmark.get(pair.problem.id, 0.0), pair.similarity)
+    floor = {name: (sorted(values.values(), reverse=True)[:at_least] or [1])[-1] for name, values in best.items()}
     return [
-        candidate
-        for candidate in candidates
-        if candidate.similarity >= min_similarity
-        or candidate.similarity
-        == best[candidate.benchmark][candidate.problem.id]
-        >= (floor[candidate.benchmark] or [1])[-1]
+        pair
+        for pair, strong in listed
+        if strong or pair.similarity == best[pair.benchmark][pair.problem.id] >= floor[pair.benchmark]
     ]
 
 
 def summarize(result: Audit) -> dict[str, dict[str, Any]]:
     """
-    The summary table (table "Training-evaluation overlap after manual verification").
-
-    Args:
-        result ([`Audit`]): An audit, with verdicts or without.
-
-    Returns:
-        `dict`: By benchmark: `size`, `exact` and `near` (numbers of benchmark problems; a problem with both counts as
-            exact), `judged` and `to_judge` (candidates that are no exact match), `clean_size` and `clean_ids`. Without
-            verdicts only exact matches are taken out.
+    The summary table (table "Training-evaluation overlap after manual verification"), by benchmark. `exact` and `near`
+    are numbers of problems, one with both counts as exact; `judged` and `to_judge` of candidates that are no exact
+    match. Without verdicts only exact matches are taken out of the clean set.
     """
     table = {}
     for name, ids in result.benchmarks.items():
-        own = [candidate for candidate in result.candidates if candidate.benchmark == name]
-        exact = {candidate.problem.id for candidate in own if candidate.exact and candidate.verdict != "different"}
-        near = {candidate.problem.id for candidate in own if candidate.verdict in ("same", "near")} - exact
-        open_ones = sum(not candidate.exact and not candidate.verdict for candidate in own)
+        own = [pair for pair in result.candidates if pair.benchmark == name]
+        exact = {pair.problem.id for pair in own if pair.exact and pair.verdict != "different"}
+        near = {pair.problem.id for pair in own if pair.verdict in ("same", "near")} - exact
+        open_ones = sum(not pair.exact and not pair.verdict for pair in own)
         table[name] = {
             "size": len(ids),
             "exact": len(exact),
             "near": len(near),
-            "judged": sum(not candidate.exact for candidate in own) - open_ones,
+            "judged": sum(not pair.exact for pair in own) - open_ones,
             "to_judge": open_ones,
             "clean_size": len(ids) - len(exact | near),
             "exact_ids": sorted(exact),

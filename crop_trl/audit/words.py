@@ -53,12 +53,6 @@ def tokens_of(text: str) -> list[str]:
     """
     The tokens of a problem in one spelling: Unicode, white space, punctuation, case and presentational LaTeX do not
     matter, numbers and operators do.
-
-    Args:
-        text (`str`): A problem.
-
-    Returns:
-        `list[str]`
     """
     for broken, whole in BROKEN_COMMANDS:
         text = re.sub(broken, whole, text)
