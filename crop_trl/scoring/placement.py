@@ -11,6 +11,7 @@ QUANTIZATIONS = ("8bit", "4bit")
 
 
 def dtype_of(value) -> torch.dtype | None:
+    """The torch type that a setting names, as loading takes it."""
     found = getattr(torch, str(value).removeprefix("torch."), None)
     return found if isinstance(found, torch.dtype) else None
 
