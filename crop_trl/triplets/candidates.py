@@ -8,7 +8,7 @@ from typing import Any
 
 from ..prompts import unwrap_problem
 from .latex import mend
-from .reading import CONFIDENCES
+from .reading import CONFIDENCES, VERDICTS
 from .record import FLAGS
 from .source import Problem, unclean_reason
 
@@ -61,11 +61,18 @@ class Candidate:
 
     @property
     def rank(self) -> tuple:
-        """Smaller is better: overall confidence, then the smaller of the two others, then round, then number."""
-        if self.evaluation is None:
-            return (1, 0.0, 0.0, self.round, self.number)
-        paraphrase, counterfactual, overall = (self.evaluation[name] for name in CONFIDENCES)
-        return (0, -overall, -min(paraphrase, counterfactual), self.round, self.number)
+        """
+        Smaller is better: nothing found here, then overall confidence, then the smaller of the two others, then round
+        and number. The confidence of a rejection counts against a candidate; without an evaluation it is 0.
+        """
+        overall = parts = 0.0
+        if self.evaluation is not None:
+            paraphrase, counterfactual, overall = (
+                self.evaluation[confidence] * (1 if self.evaluation[verdict] == "accept" else -1)
+                for confidence, verdict in zip(CONFIDENCES, VERDICTS, strict=True)
+            )
+            parts = min(paraphrase, counterfactual)
+        return (bool(self.violations), -overall, -parts, self.round, self.number)
 
     def passes(self, threshold: float) -> bool:
         """Whether the candidate is accepted: nothing found here, and [`rejection_reasons`] is empty."""

@@ -7,7 +7,7 @@ counted in the report; one bad item of an answer does not take the good ones wit
 import json
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -79,6 +79,7 @@ class CriticAnswer(_Strict):
 
 
 CONFIDENCES = ("paraphrase_confidence", "counterfactual_confidence", "confidence")
+VERDICTS = ("paraphrase_status", "counterfactual_status", "decision")  # what each is the confidence of
 
 
 def request_schema(model: type[BaseModel]) -> dict[str, Any]:
@@ -122,36 +123,33 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys)
 _LENIENT = json.JSONDecoder()
 # LaTeX and sets ("\\frac{1}{2}", "{1, 2}") open braces by the hundred, but never like this.
 _OPENING = re.compile(r'\{(?=\s*")')
-_END_OF_THINKING = re.compile(r"</think(?:ing)?>")
-SEARCH_EFFORT = 2_000_000  # characters read in vain before a text counts as unreadable
-_ATTEMPT_EFFORT = 200  # an error in JSON is not free either
-_NESTED_EFFORT = 10_000  # what an attempt counts that failed because of its depth, which names no place
+_THINKING = re.compile(r"<(/?)think(?:ing)?>")
+MOST_ATTEMPTS = 1_000  # to read an object, before a text counts as unreadable
 
 
 def parse_json_objects(text: str, key: str) -> tuple[list[dict[str, Any]], str | None]:
     """
-    The JSON objects with `key` in a model's text, in the order they stand there.
+    The JSON objects with `key` in a model's text, in the order they stand there, or none and the flaw (`not_json`,
+    `wrong_schema`).
 
-    What stands round them (fences, prose) is left aside, and so is what a model thought before it answered: everything
-    before a closing thinking tag, unless the tag is part of a JSON string or nothing follows it.
-
-    Returns:
-        The objects and `None`, or an empty list and the flaw: `not_json` or `wrong_schema`.
+    What stands round them (fences, prose) is left aside, and so is what a model thought before it answered, see
+    [`_answered`].
     """
     found: list[tuple[int, dict[str, Any]]] = []
-    flaw, place, effort, outside = None, 0, 0, []
+    flaw, place, outside = None, 0, []
     last = text.rfind(f'"{key}"')
-    while (opening := _OPENING.search(text, place)) and opening.start() < last and effort < SEARCH_EFFORT:
+    for _ in range(MOST_ATTEMPTS):
+        opening = _OPENING.search(text, place)
+        if not opening or opening.start() >= last:
+            break
         start, end = opening.start(), opening.start() + 1
         try:
             value, end = _DECODER.raw_decode(text, start)
         except _DuplicateKey:
             flaw = flaw or "wrong_schema"
             end = _end_of_object(text, start)
-        except json.JSONDecodeError as error:
-            flaw, effort = flaw or "not_json", effort + error.pos - start + _ATTEMPT_EFFORT
         except (ValueError, RecursionError):
-            flaw, effort = flaw or "not_json", effort + _NESTED_EFFORT
+            flaw = flaw or "not_json"
         else:
             if key in value:
                 found.append((start, value))
@@ -160,10 +158,22 @@ def parse_json_objects(text: str, key: str) -> tuple[list[dict[str, Any]], str |
         outside.append((place, start))
         place = end
     outside.append((place, len(text)))
-    closings = [tag.end() for start, end in outside for tag in _END_OF_THINKING.finditer(text, start, end)]
-    thought = closings[-1] if closings and text[closings[-1] :].strip() else 0
-    objects = [value for start, value in found if start >= thought]
+    answered = _answered(text, [tag for part in outside for tag in _THINKING.finditer(text, *part)])
+    objects = [value for start, value in found if start in answered]
     return objects, None if objects else flaw or ("wrong_schema" if last < 0 and _is_object(text) else "not_json")
+
+
+def _answered(text: str, tags: list[re.Match]) -> range:
+    """
+    Where the answer stands: after the last closing tag of a model's thinking and before an opening one that nothing
+    closes. A closing tag alone, at the very end, had the answer before it. Tags inside JSON are none.
+    """
+    closings = [n for n, tag in enumerate(tags) if tag[1]]
+    start = tags[closings[-1]].end() if closings else 0
+    if closings and not text[start:].strip() and all(tag[1] for tag in tags):
+        start = 0
+    unclosed = tags[closings[-1] + 1 :] if closings else tags
+    return range(start, unclosed[0].start() if unclosed else len(text))
 
 
 def _end_of_object(text: str, start: int) -> int:
@@ -178,12 +188,6 @@ def _is_object(text: str) -> bool:
         return isinstance(_LENIENT.raw_decode(text, text.index("{"))[0], dict)
     except (ValueError, RecursionError):
         return False
-
-
-def _last_with_content(objects: list[dict[str, Any]], read: Callable[[dict[str, Any]], tuple]) -> tuple:
-    """What `read` makes of the last object that it finds something in: a model shows the form, drafts, then answers."""
-    readings = [read(value) for value in reversed(objects)]
-    return next((reading for reading in readings if reading[0]), readings[0])
 
 
 def answer_flaw(content: str | None, refusal: str | None, finish_reason: str | None) -> str | None:
@@ -228,43 +232,65 @@ def read_candidates(content: str, limit: int) -> tuple[list[dict[str, str]], Cou
         return candidates, flaws
 
     objects, flaw = parse_json_objects(content, "candidates")
-    return ([], Counter([flaw])) if flaw else _last_with_content(objects, read)
+    if flaw:
+        return [], Counter([flaw])
+    # The last one with something in it: a model shows the form, drafts, then answers.
+    readings = [read(value) for value in reversed(objects)]
+    return next((reading for reading in readings if reading[0]), readings[0])
 
 
 def read_evaluations(content: str, count: int) -> tuple[dict[int, dict[str, Any]], int | None, Counter]:
     """
     The critic's evaluations by candidate number, the number it selected, and the flaws found on the way.
 
-    An evaluation counts only if it is complete, in range and the only one of its number: two evaluations of one
-    candidate void each other, since nothing says which one is meant.
+    An evaluation counts only if it is complete and the only one of its number: two evaluations of one candidate void
+    each other, since nothing says which one is meant. A number that no candidate has voids the answer: the others may
+    be shifted. Of several objects the last that holds something counts, but what was rejected in one before stays
+    rejected: an acceptance that follows may speak of a candidate as it should have been.
     """
-
-    def read(answer: dict[str, Any]) -> tuple[dict[int, dict[str, Any]], int | None, Counter]:
-        items, flaws = answer["evaluations"], Counter()
-        if not isinstance(items, list):
-            return {}, None, Counter(["wrong_schema"])
-        numbers = Counter(
-            item["candidate_number"]
-            for item in items
-            if isinstance(item, dict) and type(item.get("candidate_number")) is int
-        )
-        evaluations = {}
-        for item in items:
-            try:
-                evaluation = Evaluation.model_validate(item).model_dump()
-            except ValidationError as error:
-                places = {name for problem in error.errors(include_url=False) for name in problem["loc"]}
-                flaws["bad_confidence" if places & set(CONFIDENCES) else "bad_evaluation"] += 1
-                continue
-            number = evaluation.pop("candidate_number")
-            if not 1 <= number <= count:
-                flaws["unknown_number"] += 1
-            elif numbers[number] == 1:
-                evaluations[number] = evaluation
-        flaws["duplicate_number"] += sum(times > 1 for number, times in numbers.items() if 1 <= number <= count)
-        flaws["missing_evaluation"] += sum(number not in numbers for number in range(1, count + 1))
-        selected = answer.get("selected_candidate_number")
-        return evaluations, selected if type(selected) is int else None, +flaws
-
     objects, flaw = parse_json_objects(content, "evaluations")
-    return ({}, None, Counter([flaw])) if flaw else _last_with_content(objects, read)
+    if flaw:
+        return {}, None, Counter([flaw])
+    readings = [_read_evaluations(value, count) for value in objects]
+    if any(flaws["unknown_number"] for _, _, flaws, _ in readings):
+        return {}, None, Counter(["unknown_number"])
+    chosen = max((n for n, reading in enumerate(readings) if reading[0]), default=-1)
+    evaluations, selected, flaws, _ = readings[chosen]
+    for number, evaluation in [*evaluations.items()]:
+        rejections = [found.get(number) for found, _, _, rejected in readings[:chosen] if number in rejected]
+        if rejections and not _rejects(evaluation):
+            flaws["accepted_after_rejection"] += 1
+            del evaluations[number]
+            evaluations |= {number: rejections[-1]} if rejections[-1] else {}
+    return evaluations, selected, flaws
+
+
+def _read_evaluations(answer: dict[str, Any], count: int) -> tuple[dict[int, dict[str, Any]], int | None, Counter, set]:
+    """[`read_evaluations`] of one object, and the numbers that it rejects, in whatever form."""
+    items, flaws = answer["evaluations"], Counter()
+    if not isinstance(items, list):
+        return {}, None, Counter(["wrong_schema"]), set()
+    numbered = [i for i in items if isinstance(i, dict) and type(i.get("candidate_number")) is int]
+    numbers = Counter(item["candidate_number"] for item in numbered)
+    evaluations = {}
+    for item in items:
+        try:
+            evaluation = Evaluation.model_validate(item).model_dump()
+        except ValidationError as error:
+            places = {name for problem in error.errors(include_url=False) for name in problem["loc"]}
+            flaws["bad_confidence" if places & set(CONFIDENCES) else "bad_evaluation"] += 1
+            continue
+        number = evaluation.pop("candidate_number")
+        if numbers[number] == 1:
+            evaluations[number] = evaluation
+    asked = range(1, count + 1)
+    flaws["unknown_number"] += sum(number not in asked for number in numbers)
+    flaws["duplicate_number"] += sum(times > 1 for times in numbers.values())
+    flaws["missing_evaluation"] += sum(number not in numbers for number in asked)
+    selected = answer.get("selected_candidate_number")
+    rejected = {item["candidate_number"] for item in numbered if _rejects(item)}
+    return evaluations, selected if type(selected) is int else None, +flaws, rejected
+
+
+def _rejects(evaluation: Mapping[str, Any]) -> bool:
+    return "reject" in (evaluation.get(name) for name in VERDICTS)

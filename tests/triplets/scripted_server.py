@@ -36,7 +36,10 @@ PLANS = {
     "one_control": (2, "strict_pass", "one_control", "good", None),
     "wrong_selection": (4, "strict_pass", "good", "wrong_selection", None),
     "missing_evaluation": (2, "strict_pass", "good", "only_second", None),
-    "unknown_number": (2, "strict_pass", "good", "unknown_number", None),
+    "unknown_number": (2, "needs_review", "good", "unknown_number", None),
+    "numbered_from_0": (2, "needs_review", "good", "numbered_from_0", None),
+    "accepted_if_fixed": (2, "needs_review", "good", "accepted_if_fixed", None),
+    "unclosed_thinking": (2, "needs_review", "good", "unclosed_thinking", None),
     "duplicate_number": (2, "strict_pass", "good", "first_twice", None),
     "one_confidence_string": (2, "strict_pass", "good", "first_confidence_string", None),
     "repaired": (8, "repaired_pass", "good", ("reject", "good"), None),
@@ -164,6 +167,7 @@ def critic(kind: str, candidates: list) -> tuple[str | None, str, str | None]:
             "determinacy_evidence": "A linear equation has one root.",
             "confidence": 0.97 - n / 100,
         }
+        evaluation["candidate_number"] -= kind == "numbered_from_0"
         first = n == 1
         if kind == "reject" or (kind == "wrong_selection" and first):
             evaluation |= {
@@ -201,6 +205,8 @@ def critic(kind: str, candidates: list) -> tuple[str | None, str, str | None]:
     elif kind == "all_twice":
         evaluations += evaluations
     content = json.dumps({"evaluations": evaluations, "selected_candidate_number": 1})
+    if kind == "accepted_if_fixed":
+        content = f"{critic('reject', candidates)[0]} If that were mended: {content}"
     if kind == "duplicate_key":
         content = content.replace('"decision": "accept"', '"decision": "accept", "decision": "reject"', 1)
     return finish(kind, content)
@@ -227,6 +233,8 @@ def finish(kind: str, content: str) -> tuple[str | None, str, str | None]:
         return f'In the form {{"candidates": [], "evaluations": []}}:\n{content}', "stop", None
     if kind == "filled_up":
         return content + " " * 400, "length", None
+    if kind == "unclosed_thinking":
+        return f"<think>One might say {content} but let me see.", "stop", None
     if kind == "thinking":
         return f'<think>Let me see {{"candidates": ...}}</think>\n{content}', "stop", None
     return content, "stop", None

@@ -103,6 +103,11 @@ def candidate(round, number, overall=0.9, paraphrase=0.9, counterfactual=0.9, te
     return Candidate(round, number, fields, evaluation(**values, **changes))
 
 
+def found_here(candidate):
+    candidate.violations = ["counterfactual_equals_paraphrase"]
+    return candidate
+
+
 def test_ranking():
     order = [
         candidate(2, 3, overall=0.99, paraphrase=0.86),
@@ -111,7 +116,12 @@ def test_ranking():
         candidate(1, 3),
         candidate(2, 1),
         candidate(2, 2),
+        candidate(2, 4, overall=0.1),
         Candidate(1, 9, FIELDS),
+        candidate(1, 4, overall=0.3, decision="reject"),
+        candidate(1, 5, overall=0.99, decision="reject", paraphrase_status="reject", paraphrase=0.1),
+        candidate(1, 6, overall=0.99, decision="reject", paraphrase_status="reject", paraphrase=0.99),
+        found_here(candidate(1, 7, overall=0.99)),
     ]
     assert sorted(reversed(order), key=lambda candidate: candidate.rank) == order
 
@@ -136,7 +146,8 @@ def test_alternates_have_different_counterfactuals():
 def test_statuses_and_flags():
     later = record(candidate(1, 1, decision="reject"), candidate(2, 1))
     assert later["status"] == "repaired_pass" and later["round"] == 2
-    open_case = record(candidate(1, 1, 0.3), candidate(1, 2, 0.6), candidate(2, 1, 0.5))
+    rejected = candidate(1, 3, 0.99, decision="reject")  # with the most confidence
+    open_case = record(candidate(1, 1, 0.3), candidate(1, 2, 0.6), rejected, candidate(2, 1, 0.5))
     assert open_case["status"] == "needs_review" and open_case["candidate_number"] == 2
     assert (open_case["triplet_complete"], open_case["usable_for_training"], open_case["validation_passed"]) == (
         True,
@@ -148,6 +159,4 @@ def test_statuses_and_flags():
     broken = candidate(1, 1)
     broken.incomplete = "control_characters"
     assert record(broken)["status"] == "pending_repair" and not record(broken)["triplet_complete"]
-    found_here = candidate(1, 1)
-    found_here.violations = ["counterfactual_equals_paraphrase"]
-    assert record(found_here)["status"] == "needs_review"
+    assert record(found_here(candidate(1, 1)))["status"] == "needs_review"

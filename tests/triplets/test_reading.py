@@ -145,14 +145,50 @@ def test_whole_numbers_are_confidences():
     assert found[1]["confidence"] == 1.0 and not flaws
 
 
+def numbered(number, **changes):
+    return EVALUATION | {"candidate_number": number} | changes
+
+
 def test_numbers_that_do_not_fit():
-    third = EVALUATION | {"candidate_number": 3}
-    rejecting = EVALUATION | {"decision": "reject"}
-    found, selected, flaws = read_evaluations(
-        critic_answer(EVALUATION, rejecting, third, third | {"candidate_number": 9}, selected="1"), 4
-    )
+    answer = critic_answer(EVALUATION, numbered(1, decision="reject"), numbered(3), selected="1")
+    found, selected, flaws = read_evaluations(answer, 4)
     assert list(found) == [3] and selected is None
-    assert flaws == {"duplicate_number": 1, "unknown_number": 1, "missing_evaluation": 2}
+    assert flaws == {"duplicate_number": 1, "missing_evaluation": 2}
+
+
+@pytest.mark.parametrize("numbers", [(0, 1, 2), (1, 2, 3, 4), (1, 2, -1)])
+def test_a_number_that_no_candidate_has_voids_the_answer(numbers):
+    counted_from_0 = critic_answer(*(numbered(n, decision="reject" if n == 0 else "accept") for n in numbers))
+    for text in (counted_from_0, f"{critic_answer(EVALUATION)} Rather: {counted_from_0}"):
+        assert read_evaluations(text, 3) == ({}, None, {"unknown_number": 1})
+
+
+REJECTED = numbered(1, decision="reject", counterfactual_status="reject")
+
+
+@pytest.mark.parametrize(
+    ("text", "decisions", "flaw"),
+    [
+        (f"{critic_answer(REJECTED)} If it were fixed: {critic_answer(EVALUATION)}", {1: "reject"}, True),
+        (f"{critic_answer(REJECTED, numbered(2))} Or: {critic_answer(EVALUATION)}", {1: "reject"}, True),
+        # What was rejected in a form that cannot be read is not accepted either.
+        (f"{critic_answer(REJECTED | {'confidence': 97})} If fixed: {critic_answer(EVALUATION)}", {}, True),
+        (f"{critic_answer(EVALUATION)} Wait: {critic_answer(REJECTED)}", {1: "reject"}, False),
+        (f"{critic_answer(numbered(2, decision='reject'))} And: {critic_answer(EVALUATION)}", {1: "accept"}, False),
+        (f"<think>{critic_answer(REJECTED)}</think> {critic_answer(EVALUATION)}", {1: "accept"}, False),
+    ],
+)
+def test_a_rejection_does_not_become_an_acceptance(text, decisions, flaw):
+    found, _, flaws = read_evaluations(text, 2)
+    assert {number: evaluation["decision"] for number, evaluation in found.items()} == decisions
+    assert bool(flaws["accepted_after_rejection"]) == flaw
+
+
+@pytest.mark.parametrize(
+    "text", ["<think>{}", "<think>{} so it is.", "<think>a</think> b <thinking>{}", "<think>{}</think>\n"]
+)
+def test_a_draft_in_thinking_is_no_answer(text):
+    assert read_evaluations(text.replace("{}", critic_answer(EVALUATION)), 1) == ({}, None, {"not_json": 1})
 
 
 def test_a_malformed_twin_still_makes_a_number_ambiguous():
