@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from ..evaluation.benchmarks import row_answer, row_id
-from ..evaluation.grading.latex import exact_number, normalize, squeeze
+from ..evaluation.grading.latex import normalize, squeeze
+from ..evaluation.grading.numerals import exact_number
 from ..files import iterate_jsonl
 from ..triplets.record import PROBLEM_FIELDS
 from .similarity import Texts, most_similar

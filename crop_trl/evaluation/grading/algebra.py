@@ -42,7 +42,7 @@ def prepare(text: str) -> str:
     in_degrees = r"(\\(?:sin|cos|tan|cot|sec|csc)) ?(\d+)\\cdot\\frac\{\\pi\}\{180\}"
     text = re.sub(in_degrees, r"\1(\2\\cdot\\frac{\\pi}{180})", text)
     text = re.sub(r"(?<![a-zA-Z\\])exp ?\(([^()]*)\)", r"e^{\1}", text)
-    text = re.sub(r"(?<=[\d)}a-z]) ?\* ?(?=[\d({\\a-z])", r"\\cdot ", text)
+    text = re.sub(r"(?<=[\d)}a-z]) ?\* ?(?=[\d({\\a-z])|(?<=\)) ?(?=\()", r"\\cdot ", text)
     text = re.sub(r"\\text ?\{([^{}]*)\}", r"\1", re.sub(r"\\pi ?(?=\()", r"\\pi\\cdot ", text))
     return re.sub(r"\\?(gcd|lcm) ?\(((?: ?\d+ ?,)+ ?\d+ ?)\)", _divisor, text)
 

@@ -6,28 +6,16 @@ caller supplies: an exact one for numbers that never starts anything, or one wit
 (`algebra.py`), which belongs in a process that can be killed.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 from itertools import product
 
-from .chains import consistent, derived_value, several_equations, turned, value_of
-from .latex import exact_number, squeeze, strip_group
-from .notations import (
-    OTHER_CHOICE,
-    Clock,
-    NumberSet,
-    choice,
-    congruence,
-    described,
-    family,
-    is_clock_only,
-    rename,
-    single_letters,
-    without_remark,
-    word_of_letters,
-)
-from .numerals import spell
+from .chains import consistent, several_equations, turned
+from .latex import squeeze, strip_group
+from .notations import OTHER_CHOICE, choice, described, letters_of, residue, word_of_letters
+from .numerals import exact_number, spell
 from .readings import (
     LABEL,
     RELATION,
@@ -35,6 +23,7 @@ from .readings import (
     Based,
     Interval,
     Matrix,
+    NumberSet,
     Ratio,
     Scalar,
     Sequence,
@@ -50,23 +39,15 @@ Scalars = Callable[[str, str], bool]
 
 def same(gold: str, prediction: str, scalars: Scalars, depth: int = 0) -> bool:
     """
-    Whether two normalised answers say the same.
-
-    Args:
-        gold (`str`): The right answer.
-        prediction (`str`): The answer to judge.
-        scalars (`Callable[[str, str], bool]`): Compares two expressions; may raise to say that it cannot.
-        depth (`int`): How deep within lists and tuples this comparison is.
-
-    Returns:
-        `bool`
+    Whether two normalised answers say the same, the first being the right one. `scalars` compares two expressions, and
+    may raise to say that it cannot; `depth` counts the lists and tuples around.
     """
     gold, prediction = strip_group(gold), strip_group(prediction)
     if not gold or not prediction or depth > 6:
         return False
     if squeeze(gold) == squeeze(prediction):
         return True
-    gold_number, number = value_of(gold), value_of(prediction)
+    gold_number, number = exact_number(gold), exact_number(prediction)
     if gold_number is not None and gold_number == number:
         return True
     if "\\approx" in prediction:
@@ -77,8 +58,6 @@ def same(gold: str, prediction: str, scalars: Scalars, depth: int = 0) -> bool:
         prediction = exact_part[0].strip()
         if not prediction:
             return False
-    if family(gold) or family(prediction):  # else a list, whose conditions would be compared as sets
-        return _same_family(gold, prediction, lambda first, second: same(first, second, scalars, depth + 1))
     checks = (_same_notation, _same_quantity, _same_structure, _same_value)
     return _any_holds(lambda check=check: check(gold, prediction, scalars, depth) for check in checks)
 
@@ -106,7 +85,7 @@ LETTER = re.compile(r"[A-Za-df-hj-z]\Z")  # but e and i are numbers
 
 def exact_scalars(left: str, right: str) -> bool:
     """Compare numbers exactly; raises [`Undecided`] for what is not a number on both sides."""
-    first, second = value_of(left), value_of(right)
+    first, second = exact_number(left), exact_number(right)
     if first is not None and second is not None:
         return first == second
     if re.fullmatch("[A-Za-z]", left) and re.fullmatch("[A-Za-z]", right):
@@ -125,46 +104,29 @@ def _same_notation(gold: str, prediction: str, scalars: Scalars, depth: int) -> 
     def equal(first: str, second: str) -> bool:
         return same(first, second, scalars, depth + 1)
 
-    def peeled(peel: Callable[[str], str | None]) -> bool:
-        both = peel(gold), peel(prediction)
+    def without_lead() -> bool:
+        both = described(gold), described(prediction)
         return any(both) and equal(both[0] or gold, both[1] or prediction)
 
     checks = [lambda check=check: check(gold, prediction, equal) for check in (_same_residue, _same_choice)]
-    return _any_holds([*checks, lambda: peeled(without_remark), lambda: peeled(described)])
+    return _any_holds([*checks, without_lead])
 
 
 def _same_residue(gold: str, prediction: str, equal: Scalars) -> bool:
-    left, right = congruence(gold), congruence(prediction)
+    left, right = residue(gold), residue(prediction)
     if left is None and right is None:
         return False
     (golds, modulus), (members, own) = left or ([gold], None), right or ([prediction], None)
-    numbers = [value_of(text) for text in (golds[-1], members[-1], own or modulus)]
+    first, second, period = (exact_number(text) for text in (golds[-1], members[-1], own or modulus))
     if modulus and own:
-        if not equal(modulus, own):
-            return False
-        if None not in numbers:
-            return numbers[2] > 0 and (numbers[0] - numbers[1]) % numbers[2] == 0
-    if len(members) > 1 and not LABEL.match(members[0]) and single_letters(members[0]):
+        if None not in (first, second, period):
+            return modulus == own and period > 0 and (first - second) % period == 0
+        return equal(modulus, own) and equal(golds[-1], members[-1])
+    if len(members) > 1 and not LABEL.match(members[0]) and letters_of(members[0]):
         return False  # 3x \equiv 1: not solved
-    if own and not modulus and None not in numbers and not 0 <= numbers[1] < numbers[2]:
+    if own and None not in (second, period) and not 0 <= second < period:
         return False  # 12 mod 5 is 2
     return equal(golds[-1], members[-1])
-
-
-def _same_family(gold: str, prediction: str, equal: Scalars) -> bool:
-    left, right = family(gold), family(prediction)
-    if left and right:
-        return left.over == right.over and equal(left.expression, rename(right.expression, right.letter, left.letter))
-    stated, other = left or right, prediction if left else gold
-    if "\\in" in other.replace("\\infty", ""):
-        return False
-    # Where only one side says what the letter runs through, the other may use a letter of its own.
-    letters = single_letters(other) - {"x"}
-    if stated is None or stated.over != "Z" or len(letters) != 1:
-        return False
-    if left:
-        return equal(left.expression, rename(prediction, letters.pop(), left.letter))
-    return equal(gold, rename(right.expression, right.letter, letters.pop()))
 
 
 def _same_choice(gold: str, prediction: str, equal: Scalars) -> bool:
@@ -273,8 +235,8 @@ def _same_reading(left: object, right: object, scalars: Scalars, depth: int) -> 
         if _is_set(several.items[0]) or several.items[0].startswith("["):
             return False  # {5} may say 5 and {(1,2)} a point, but the set of a set is not that set
         return equal(several.items[0], one.text)
-    if isinstance(left, NumberSet | Clock) and type(left) is type(right):
-        return left.same(right) if isinstance(left, Clock) else left == right
+    if isinstance(left, NumberSet) and isinstance(right, NumberSet):
+        return left == right
     if isinstance(left, Interval) and isinstance(right, Interval):
         return (left.low_closed, left.high_closed) == (right.low_closed, right.high_closed) and all(
             (a is None) == (b is None) and (a is None or equal(a, b))
@@ -295,16 +257,14 @@ def _same_reading(left: object, right: object, scalars: Scalars, depth: int) -> 
             return False  # an answer may leave out the base that was asked for, not bring in one
         return isinstance(other, Scalar) and other.text.lstrip("0") == based.digits
     if isinstance(left, Ratio) and isinstance(right, Ratio) and len(left.parts) == len(right.parts):
-        if is_clock_only(left.parts):
-            return left.parts == right.parts
         numbers = [[exact_number(part) for part in ratio.parts] for ratio in (left, right)]
         if None in numbers[0] or None in numbers[1]:
             return left.parts == right.parts
         return all(a * numbers[1][0] == b * numbers[0][0] for a, b in zip(*numbers))
     if isinstance(left, Ratio) and isinstance(right, Scalar) or isinstance(left, Scalar) and isinstance(right, Ratio):
         ratio, other = (left, right) if isinstance(left, Ratio) else (right, left)
-        if is_clock_only(ratio.parts):
-            return False
+        if math.gcd(*(int(part) for part in ratio.parts if part.isdigit())) > 1:
+            return False  # a ratio that is an answer is in lowest terms: 6:30 is a time
         as_fraction = f"\\frac{{{ratio.parts[0]}}}{{{ratio.parts[1]}}}" if len(ratio.parts) == 2 else None
         return bool(as_fraction and re.search(r"\\frac|/", other.text)) and equal(as_fraction, other.text)
     return False
@@ -346,8 +306,6 @@ def _same_sequence(left: Sequence, right: Sequence, equal: Scalars) -> bool:
 
 def _same_value(gold: str, prediction: str, scalars: Scalars, depth: int) -> bool:
     """Single values: a name before the equals sign is optional, a chain of equations says its last member."""
-    if (last := derived_value(prediction)) is not None and value_of(gold) == last:
-        return True
     left, right = turned(chain_of(gold)), turned(chain_of(prediction))
     if several_equations(left) or several_equations(right):
         return False  # lists are compared as such

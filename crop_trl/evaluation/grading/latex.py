@@ -1,11 +1,10 @@
-"""Bringing boxed answers to one spelling, and reading numbers exactly. Strings only: cheap, and safe anywhere."""
+"""Bringing boxed answers to one spelling. Strings only: cheap, and safe anywhere."""
 
 import functools
 import re
 import unicodedata
-from fractions import Fraction
 
-from .numerals import number_in_words, spell
+from .numerals import number_in_words
 
 UNICODE = {
     "−": "-", "–": "-", "—": "-", "×": r"\times ", "÷": r"\div ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ",
@@ -253,9 +252,7 @@ def _digits_of_words(text: str) -> str:
         return r"\infty"
     words = re.fullmatch(r"(?:\\text ?\{)?([A-Za-z][A-Za-z -]*)\}?", text)
     number = number_in_words(words.group(1)) if words else None
-    if number is None:
-        return text
-    return spell(number)
+    return text if number is None else str(number)
 
 
 def _primes(match: re.Match) -> str:
@@ -305,61 +302,3 @@ def split_top_level(text: str, separator: re.Pattern) -> list[str]:
         depth += (char in OPENING) - (char in CLOSING)
         index += 1
     return [*parts, text[last:]]
-
-
-PLAIN = re.compile(r"([+-]?)(\d+)\Z")
-GROUPED = re.compile(r"([+-]?)(\d{1,3}(?:, ?\d{3})+|\d{1,3}(?: \d{3})+)(\.\d+)?\Z")
-DECIMAL = re.compile(r"([+-]?)(\d*)\.(\d+)\Z")
-REPEATING = re.compile(r"([+-]?)(\d*)\.(\d*)\\overline ?\{(\d+)\}\Z")
-WRITTEN_OUT = re.compile(r"([+-]?)(\d*)\.(\d*?)(?:(\d)\4{2,}|(\d{2,9}?)\5+) ?\\ldots\Z")
-FRACTION = re.compile(r"([+-]?)\\frac\{([^{}]*)\}\{([^{}]*)\}\Z")
-SLASH = re.compile(r"([+-]?[\d.,]+) ?/ ?(\d+)\Z")
-MIXED = re.compile(r"([+-]?)(\d+) ?(?:\\frac\{(\d+)\}\{(\d+)\}|(?<= )(\d+) ?/ ?(\d+))\Z")
-SCIENTIFIC = re.compile(r"(?:([+-]?[\d.,]+) ?(?:\\times|\\cdot|\*|x) ?)?10 ?\^ ?(?:\{ ?([+-]?\d{1,3}) ?\}|(\d))\Z")
-E_NOTATION = re.compile(r"([+-]?\d+(?:\.\d+)?)[eE]([+-]?\d{1,3})\Z")
-MAX_DIGITS = 2000
-
-
-def exact_number(text: str) -> Fraction | None:
-    """
-    The rational number that a normalised text spells, or `None`.
-
-    Reads integers (also grouped by commas or spaces), decimals, repeating decimals, fractions, mixed numbers and powers
-    of ten. Nothing is rounded: 0.333 is not a third.
-    """
-    text = text.strip()
-    if len(text) > MAX_DIGITS:
-        return None
-    if text.startswith("- ") or text.startswith("+ "):
-        text = text[0] + text[2:]
-    while len(text) > 2 and text[0] == "(" and text[-1] == ")" and "(" not in text[1:]:
-        text = text[1:-1].strip()
-    if PLAIN.match(text):
-        return Fraction(int(text))
-    if match := GROUPED.match(text):
-        return Fraction(re.sub("[, ]", "", match.group()))
-    if DECIMAL.match(text):
-        return Fraction(text)
-    if match := E_NOTATION.match(text):
-        return Fraction(match.group(1)) * Fraction(10) ** int(match.group(2))
-    if match := REPEATING.match(text) or WRITTEN_OUT.match(text):
-        sign, whole, fixed, *cycles = match.groups()
-        cycle = next(filter(None, cycles))
-        value = Fraction(int((whole or "0") + fixed)) + Fraction(int(cycle), 10 ** len(cycle) - 1)
-        return (-1 if sign == "-" else 1) * value / 10 ** len(fixed)
-    if match := MIXED.match(text):
-        sign, whole = match.group(1), int(match.group(2))
-        top, bottom = (int(part) for part in match.groups()[2:] if part is not None)
-        if 0 < top < bottom:
-            return (-1 if sign == "-" else 1) * (whole + Fraction(top, bottom))
-        return None
-    if match := FRACTION.match(text) or SLASH.match(text):
-        sign, top, bottom = match.groups() if match.re is FRACTION else ("", *match.groups())
-        top, bottom = exact_number(top), exact_number(bottom)
-        if top is None or not bottom:
-            return None
-        return (-1 if sign == "-" else 1) * top / bottom
-    if match := SCIENTIFIC.match(text):
-        factor = exact_number(match.group(1)) if match.group(1) else Fraction(1)
-        return None if factor is None else factor * Fraction(10) ** int(match.group(2) or match.group(3))
-    return None

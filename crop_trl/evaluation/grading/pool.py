@@ -6,6 +6,7 @@ for a pipe, in any thread.
 """
 
 import atexit
+import contextlib
 import json
 import os
 import selectors
@@ -80,8 +81,9 @@ class Worker:
         """End the process at once and reap it."""
         self.process.kill()
         self.process.wait()
-        self.process.stdin.close()
-        self.process.stdout.close()
+        for pipe in (self.process.stdin, self.process.stdout):
+            with contextlib.suppress(OSError):  # what the worker did not read any more
+                pipe.close()
 
 
 class GradingPool:

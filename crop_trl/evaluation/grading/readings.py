@@ -4,8 +4,9 @@ import functools
 import re
 from dataclasses import dataclass
 
-from .latex import exact_number, split_top_level, squeeze, strip_group
-from .notations import NumberSet, clock, named_point, number_set
+from .latex import split_top_level, squeeze, strip_group
+from .notations import number_set
+from .numerals import exact_number
 
 MAX_ITEMS = 100
 
@@ -60,11 +61,10 @@ class Ratio:
 
 
 @dataclass(frozen=True)
-class Equation:
-    """Two sides of an equals sign."""
+class NumberSet:
+    """All real numbers, all integers: `letter` is R, Z, Q, N or C."""
 
-    left: str
-    right: str
+    letter: str
 
 
 @dataclass(frozen=True)
@@ -297,11 +297,9 @@ def _readings(text: str) -> list[object]:
         return []
     found: list[object] = []
     if numbers := number_set(_membership(text)):
-        found.append(numbers)
-        if numbers == NumberSet("R"):
+        found.append(NumberSet(numbers))
+        if numbers == "R":
             found.append(Interval(None, False, None, False))
-    if time := clock(text):
-        found.append(time)
     words = text_reading(text)
     if words:
         found.append(Text("empty set", True) if _says_nothing(words.words) else words)
@@ -342,12 +340,9 @@ def _readings(text: str) -> list[object]:
     union = [part.strip() for part in split_top_level(_membership(text), UNION)]
     if len(union) > 1 and all(_interval(part) for part in union):
         found.append(Sequence("", tuple(union)))
-    found += _sequences(named_point(_membership(text)))
+    found += _sequences(_membership(text))
     ratio = [part.strip() for part in split_top_level(text, re.compile(":|\\\\text ?\\{ ?to ?\\}"))]
     if len(ratio) > 1 and all(exact_number(part) is not None or re.fullmatch(r"[\w\\{}]+", part) for part in ratio):
         found.append(Ratio(tuple(ratio)))
-    chain = chain_of(text)
-    if len(chain) == 2 and all(chain):
-        found.append(Equation(*chain))
     found.append(Scalar(text))
     return found

@@ -4,8 +4,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from .latex import exact_number
-from .numerals import spell
+from .numerals import exact_number, spell
 
 # Name -> (dimension, size in the dimension's base unit). Plurals are handled by `_lookup`.
 _LENGTH = {"mm": "1/1000", "millimeter": "1/1000", "cm": "1/100", "centimeter": "1/100", "dm": "1/10", "m": "1",

@@ -14,7 +14,8 @@ from typing import Any
 
 from .equivalence import Undecided, same
 from .equivalence import exact_scalars as exact
-from .latex import MAX_DIGITS, MAX_LAYERS, braced, normalize, squeeze
+from .latex import MAX_LAYERS, braced, normalize, squeeze
+from .numerals import MAX_DIGITS
 from .pool import shared_pool
 
 logger = logging.getLogger(__name__)

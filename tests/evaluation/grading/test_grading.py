@@ -19,88 +19,78 @@ def boxed(answer: str) -> str:
     return f"Therefore we find $\\boxed{{{answer}}}$."
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        (r"So \boxed{12}.", "12"),
-        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        (r"\boxed{\{1,2\}}", r"\{1,2\}"),
-        (r"\boxed{\left\{ x \right.}", r"\left\{ x \right."),
-        (r"\boxed{3} no, \boxed{4}", "4"),
-        (r"\boxed{\boxed{7}}", "7"),
-        (r"<think>\boxed{3}</think> The answer: \boxed{5}", "5"),
-        (r"\boxed{3}</think> The answer: \boxed{5}", "5"),
-        (r"<think>a</think><think>b</think>\boxed{5}", "5"),
-        (r"<think>so \boxed{3}", None),
-        (r"<think>so \boxed{3}</think> done", None),
-        (r"<think>a</think>\boxed{5}<think>", None),
-        (r"\boxed{3} or rather \boxed{4", None),
-        (r"\boxed{3} \boxed{\frac{1}{2}", None),
-        (r"\boxed{}", None),
-        (r"\boxed{  }", None),
-        (r"\boxed 5", None),
-        (r"\boxed {5}", None),
-        (r"\fbox{5}", None),
-        ("boxed{5}", None),
-        ("5", None),
-        ("", None),
-        (None, None),
-        (5, None),
-    ],
-)
-def test_extract_boxed(text, answer):
-    assert extract_boxed(text) == answer
+BOXES = [
+    (r"So \boxed{12}.", "12"),
+    (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+    (r"\boxed{\{1,2\}}", r"\{1,2\}"),
+    (r"\boxed{\left\{ x \right.}", r"\left\{ x \right."),
+    (r"\boxed{3} no, \boxed{4}", "4"),
+    (r"\boxed{\boxed{7}}", "7"),
+    (r"<think>\boxed{3}</think> The answer: \boxed{5}", "5"),
+    (r"\boxed{3}</think> The answer: \boxed{5}", "5"),
+    (r"<think>a</think><think>b</think>\boxed{5}", "5"),
+    (r"<think>so \boxed{3}", None),
+    (r"<think>so \boxed{3}</think> done", None),
+    (r"<think>a</think>\boxed{5}<think>", None),
+    (r"\boxed{3} or rather \boxed{4", None),
+    (r"\boxed{3} \boxed{\frac{1}{2}", None),
+    (r"\boxed{}", None),
+    (r"\boxed{  }", None),
+    (r"\boxed 5", None),
+    (r"\boxed {5}", None),
+    (r"\fbox{5}", None),
+    ("boxed{5}", None),
+    ("5", None),
+    ("", None),
+    (None, None),
+    (5, None),
+]
 
 
-FILE = Path(__file__).parents[2] / "data" / "grader_answers.jsonl"
-CASES = [json.loads(line) for line in FILE.read_text(encoding="utf-8").splitlines()]
+def test_extract_boxed():
+    found = [(text, extract_boxed(text)) for text, _ in BOXES]
+    assert found == BOXES
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['answer']} ~ {case['gold']}")
-def test_answers(case):
-    assert grade(boxed(case["answer"]), case["gold"]) is case["right"]
+def wrong_verdicts(cases: list[tuple[str, object, bool]]) -> list[str]:
+    """Responses and golds that the grader takes for something else."""
+    verdicts = grade_many([text for text, _, _ in cases], [gold for _, gold, _ in cases])
+    return [
+        f"{text} ~ {gold}: {is_right}"
+        for (text, gold, right), is_right in zip(cases, verdicts)
+        if is_right is not right
+    ]
 
 
-ADVERSARIAL = Path(__file__).parent / "adversarial_answers.jsonl"
+HERE = Path(__file__).parent
+ANSWERS = (HERE.parents[1] / "data" / "grader_answers.jsonl", HERE / "adversarial_answers.jsonl")
 
 
-def adversarial() -> list:
+@pytest.mark.parametrize("file", ANSWERS)
+def test_answers(file):
     """
-    Pairs that were labelled before the grader saw them, in five sets; set 5 is what was mended after the fourth.
-
-    The first time, set 1 (626 pairs) gave 21 false accepts and 98 false rejects; once those kinds were mended, set 2
-    (400) gave 2 and 19, then set 3 (94, aimed at what was new) 5 and 4, and set 4 (40, aimed at what was known to be
-    missed) 2 and 7, and set 6 (35, aimed at that mending) 2 and 4. What is still
-    wrong is marked: a strict xfail keeps the number in sight.
+    The pairs in adversarial_answers.jsonl were labelled before the grader saw them. `known_miss` marks what is still
+    wrong: such a mark that is out of date fails, too, so the number stays in sight.
     """
-    params = []
-    for line in ADVERSARIAL.read_text(encoding="utf-8").splitlines():
-        case = json.loads(line)
-        marks = [pytest.mark.xfail(strict=True, reason="known miss")] if case.get("known_miss") else []
-        params.append(pytest.param(case, marks=marks, id=f"{case['answer']} ~ {case['gold']}"))
-    return params
+    cases = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    wrong = wrong_verdicts([(boxed(c["answer"]), c["gold"], c["right"] ^ c.get("known_miss", False)) for c in cases])
+    assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("case", adversarial())
-def test_adversarial_answers(case):
-    assert grade(boxed(case["answer"]), case["gold"]) is case["right"]
-
-
-@pytest.mark.parametrize(
-    ("text", "gold", "verdict"),
-    [
-        (r"First \boxed{3}. Checking again gives \boxed{4}.", "4", True),
-        (r"\boxed{4}" + "\n\n" + r"\boxed{4}", "4", True),
-        (r"It is \boxed{3} or \boxed{4}", "4", False),
-        (r"$\boxed{3}$, $\boxed{4}$", "4", False),
-        (r"$x=\boxed{3}$ and $y=\boxed{4}$", "3, 4", True),
-        (r"$x=\boxed{3}$ and $y=\boxed{4}$", "4", False),
-        (r"<think>\boxed{4}</think> It is \boxed{3}.", "4", False),
-        ("4", "4", False),
-    ],
-)
-def test_which_box_counts(text, gold, verdict):
-    assert grade(text, gold) is verdict
+def test_which_box_counts():
+    wrong = wrong_verdicts(
+        [
+            (r"First \boxed{3}. Checking again gives \boxed{4}.", "4", True),
+            (r"\boxed{4}" + "\n\n" + r"\boxed{4}", "4", True),
+            (r"It is \boxed{3} or \boxed{4}", "4", False),
+            (r"$\boxed{3}$, $\boxed{4}$", "4", False),
+            (r"$x=\boxed{3}$ and $y=\boxed{4}$", "3, 4", True),
+            (r"$x=\boxed{3}$ and $y=\boxed{4}$", "4", False),
+            (r"<think>\boxed{4}</think> It is \boxed{3}.", "4", False),
+            ("4", "4", False),
+        ]
+    )
+    assert not wrong, "\n".join(wrong)
 
 
 HOSTILE = [
@@ -199,16 +189,14 @@ def test_grade_many_keeps_the_order():
     assert grade_many([boxed(str(number - number % 2)) for number in range(200)], golds) == [True, False] * 100
 
 
-@pytest.mark.parametrize(
-    ("gold", "answer", "right"),
-    [(gold, answer, False) for gold, answers in {
+LOOKS_RIGHT = {
         "42": ("x = 24, y = 42", "x=43, x=42", r"x = 24 \text{ and } y = 42"),
         "25": ("x^2=25", r"\sqrt{x}=25", "1/x=25", "|x|=25", r"\log x=25", "x^2+1=25", r"\frac{x}{2}=25"),
         "A": (r"\text{(A) or (B)}", r"\text{(A) and (B)}", r"\text{(A)(B)}"),
         "12": (r"12\text{ squared}", r"12\text{ factorial}", r"\text{negative }12", r"\text{twice }12",
                r"\text{square root of }12", r"12\text{ tens}", r"12\text{ halves}", r"12\%\%", r"12\text{ negative}"),
-    }.items() for answer in answers]
-    + [(gold, answer, True) for gold, answers in {
+    }  # fmt: skip
+IS_RIGHT = {
         "42": ("x = 40 + 2 = 42", "f(1, 2) = 42"),
         "25": ("a+b=25", "f(2)+f(3)=25", "x=25", "S_{10}=25", r"x = 5^2 = 25", r"\angle ABC = 25^\circ", "f(5) = 25"),
         "A": (r"\text{(A) ellipse}", r"\text{(A)}"),
@@ -216,10 +204,14 @@ def test_grade_many_keeps_the_order():
                r"\text{Area of the square is }12", r"\text{Side of the square: }12"),
         "x^2+2x+1": ("(x+1)^2 = x^2+2x+1",),
         "12 cm^2": (r"12\text{ cm squared}",),
-    }.items() for answer in answers],
-)  # fmt: skip
-def test_answers_that_only_look_right(gold, answer, right):
-    assert grade(boxed(answer), gold) is right
+    }  # fmt: skip
+
+
+def test_answers_that_only_look_right():
+    both = ((LOOKS_RIGHT, False), (IS_RIGHT, True))
+    pairs = [(answer, gold, right) for cases, right in both for gold, answers in cases.items() for answer in answers]
+    wrong = wrong_verdicts([(boxed(answer), gold, right) for answer, gold, right in pairs])
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize(
