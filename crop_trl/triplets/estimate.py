@@ -1,8 +1,8 @@
 """What a run would send and cost, before it sends anything."""
 
+from ..files import read_entries
 from .client import describe_request
-from .costs import Account, estimate_tokens, find_prices
-from .ledger import read_entries
+from .costs import TOKEN_FIELDS, Account, estimate_tokens, given_prices
 from .outputs import OutputDirectory
 from .pipeline import SCHEMAS
 from .prompts import load_templates
@@ -40,37 +40,46 @@ def dry_run(settings: TripletSettings) -> str:
     for kind, messages in requests.items():
         lines += [f"===== {kind} request for {example.id} =====", describe_request(messages, kind, SCHEMAS[kind]), ""]
 
-    answered = Account(None).add_entries(read_entries(OutputDirectory(settings.output).ledger))
+    answered = Account().add_all(entry for _, entry in read_entries(OutputDirectory(settings.output).ledger))
+    answered.given |= given_prices(vars(settings))
+    models = {kind: settings.for_kind(kind).model for kind in requests}
+    booked = {kind: answered.booked[model, kind] for kind, model in models.items()}
     frame = {kind: estimate_tokens("".join(m["content"] for m in requests[kind])) for kind in requests}
     own = estimate_tokens(example.text)
-    tokens = {"input": 0.0, "cached_input": 0.0, "output": 0.0}
     texts = {problem.text for problem in problems}  # a repeated text is asked once
-    for text in texts:
-        length = estimate_tokens(text)
-        candidates = settings.candidates * (2 * length + CANDIDATE_TOKENS)
-        tokens["input"] += frame["generator"] - own + length
-        tokens["input"] += frame["critic"] - own + length + candidates
-        tokens["output"] += candidates + settings.candidates * EVALUATION_TOKENS
-    basis = "lengths of the problems"
-    if answered.requests["generator"] and answered.requests["critic"]:
-        tokens = {
-            name: sum(answered.tokens[kind][name] / answered.requests[kind] for kind in requests) * len(texts)
-            for name in tokens
-        }
-        basis = f"the {sum(answered.requests.values()):,} answers in the ledger, which will not be asked again"
     repeats = 1 + REPAIR_SHARE * (settings.rounds > 1)
-    tokens = {name: count * repeats for name, count in tokens.items()}
-    prices = find_prices(settings.model, settings.price_input, settings.price_output, settings.price_cached_input)
-    cost = "unknown (give price_input and price_output)" if prices is None else f"${prices.cost(tokens):,.2f}"
+    if all(counts["answers"] for counts in booked.values()):
+        tokens = {
+            kind: {name: counts[name] / counts["answers"] * len(texts) for name in TOKEN_FIELDS}
+            for kind, counts in booked.items()
+        }
+        known = sum(counts["answers"] for counts in booked.values())
+        basis = f"the {known:,} answers in the ledger, which will not be asked again"
+    else:
+        tokens = {kind: dict.fromkeys(TOKEN_FIELDS, 0.0) for kind in requests}
+        for text in texts:
+            length = estimate_tokens(text)
+            candidates = settings.candidates * (2 * length + CANDIDATE_TOKENS)
+            tokens["generator"]["input"] += frame["generator"] - own + length
+            tokens["generator"]["output"] += candidates
+            tokens["critic"]["input"] += frame["critic"] - own + length + candidates
+            tokens["critic"]["output"] += settings.candidates * EVALUATION_TOKENS
+        basis = "lengths of the problems"
+    total = {name: repeats * sum(counts[name] for counts in tokens.values()) for name in TOKEN_FIELDS}
+    prices = {kind: answered.prices(model) for kind, model in models.items()}
+    cost = "unknown (give price_input and price_output)"
+    if all(prices.values()):
+        cost = f"${repeats * sum(prices[kind].cost(tokens[kind]) for kind in requests):,.2f}"
     return "\n".join(
         [
             *lines,
             "===== estimate =====",
             f"{len(problems):,} problems to ask, {excluded:,} excluded by the input screening; "
             f"{duplicates_line(problem_set.duplicates)}",
-            f"All of them together: {tokens['input'] / 1e6:.2f} M input and {tokens['output'] / 1e6:.2f} M output "
+            f"All of them together: {total['input'] / 1e6:.2f} M input and {total['output'] / 1e6:.2f} M output "
             f"tokens, cost {cost}; from {basis}. Thinking tokens of a reasoning model come on top unless the ledger "
             "shows them.",
-            f"Endpoint {settings.endpoint}, model {settings.model}, templates {templates.version}.",
+            f"Endpoint {settings.endpoint}, model {' and '.join(dict.fromkeys(models.values()))}, templates "
+            f"{templates.version}.",
         ]
     )

@@ -126,7 +126,7 @@ class Known:
     """What the ledger of earlier runs tells about the endpoints that were asked."""
 
     def __init__(self):
-        self.modes: dict[str, str] = {}  # endpoint -> how it takes requests for JSON
+        self._modes: dict[tuple[str, str | None], str] = {}  # endpoint and model -> how they take requests for JSON
         self.askers: set[tuple[str, str]] = set()  # models and versions of the templates
         self.served: set[str] = set()  # digests of endpoint and request fields that have had an answer
 
@@ -137,7 +137,12 @@ class Known:
         elif "endpoint" in entry:
             self.served.add(entry.get("served"))
             if entry["mode"]:
-                self.modes[entry["endpoint"]] = entry["mode"]
+                self._modes[entry["endpoint"], entry.get("model")] = entry["mode"]
+
+    def mode(self, settings: TripletSettings) -> str | None:
+        """How an endpoint's model took requests for JSON; early ledgers do not name the model."""
+        endpoint = settings.endpoint
+        return self._modes.get((endpoint, settings.model)) or self._modes.get((endpoint, None))
 
 
 def served_digest(settings: TripletSettings) -> str:

@@ -9,16 +9,18 @@ import asyncio
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from .. import files
 from ..retries import Stopped
 from ..text import Redactor
 from .candidates import Round, build_record, check_candidate, excluded_record
 from .client import Answer, Client, EndpointError, RequestFailed, RequestRefused
-from .costs import Account, estimate_tokens, find_prices, stated_usage
+from .costs import Account, Prices, estimate_tokens, given_prices, listed_prices, stated_usage
 from .latex import commands
 from .ledger import Known, Ledger, LedgerError, request_key, served_digest
 from .outputs import OutputDirectory, find_replaced, merge_records, now
@@ -77,34 +79,31 @@ def generate_triplets(settings: TripletSettings, progress: bool = True) -> RunRe
 
 async def _generate(settings: TripletSettings, progress: bool) -> RunResult:
     templates = load_templates(settings.templates)
-    prices = find_prices(settings.model, settings.price_input, settings.price_output, settings.price_cached_input)
-    if settings.max_cost is not None and prices is None:
-        raise ValueError(
-            f"`max_cost` needs prices, and none are known for `model` {settings.model!r}; give `price_input` and "
-            "`price_output`."
-        )
     redact = Redactor(settings.api_key())
     problem_set = read_problems(settings)
     for note in problem_set.notes:
         say(note)
     output = OutputDirectory(settings.output, redact.content)
-    account = Account(prices, settings.max_cost, settings.max_completion_tokens)
+    account = Account(settings.max_cost, settings.max_completion_tokens)
     known = Known()
+    given = given_prices(vars(settings))
+    if settings.max_cost is not None:
+        _check_prices(settings, given, output)
 
     def book(entry: dict[str, Any]) -> None:
         known.add(entry)
-        if "key" in entry:
-            account.add(entry["kind"], entry.get("usage"))
+        account.add(entry)
 
     with Ledger(output.ledger, on_entry=book) as ledger:
         if any(ledger.spoiled):
             dropped, skipped = ledger.spoiled
             say(f"{output.ledger}: dropped {dropped} bytes of a half-written line, skipped {skipped} unreadable lines.")
-        if known.askers and (settings.model, templates.version) not in known.askers:
+        asked = {own.model: own for own in map(settings.for_kind, SCHEMAS)}
+        if known.askers and {(model, templates.version) for model in asked} - known.askers:
             earlier = "; ".join(f"{model}, templates {version}" for model, version in sorted(known.askers))
             say(
-                f"{output.ledger} holds answers for {earlier}. They stay, but model "
-                f"{settings.model} with templates {templates.version} is asked anew where requests differ."
+                f"{output.ledger} holds answers for {earlier}. They stay, but model {' and '.join(asked)} with "
+                f"templates {templates.version} is asked anew where requests differ."
             )
         output.clear_leftovers()
         output.load_reviews()  # damaged, it would keep the records of this run from being written
@@ -113,12 +112,25 @@ async def _generate(settings: TripletSettings, progress: bool) -> RunResult:
         if replaced:
             say(f"{len(replaced):,} problems have another text than before ({replaced[0]!r} first) and are made anew.")
         output.save_settings(settings, templates, problem_set)
-        accepted = served_digest(settings) in known.served
-        async with Client(settings, known.modes.get(settings.endpoint), accepted) as client:
-            run = Run(settings, templates, client, ledger, account, known)
+        for model, prices in given.items():
+            if account.given.get(model) != prices:  # in the ledger they are known to later runs with another model too
+                await ledger.append(entry := {"prices_of": model, "prices": asdict(prices)})
+                account.add(entry)
+        async with AsyncExitStack() as stack:
+            clients: dict[str, Client] = {}
+            for model, own in asked.items():
+                client = Client(own, known.mode(own), served_digest(own) in known.served)
+                clients[model] = await stack.enter_async_context(client)
+            run = Run(settings, templates, clients, ledger, account, known)
             result = await run.process(problem_set, progress)
         try:
-            _save(output, result, stored, problem_set, client.retries)
+            _save(
+                output,
+                result,
+                stored,
+                problem_set,
+                sum({id(c): c.retries for c in clients.values()}.values(), Counter()),
+            )
         except OSError as error:
             # What stopped the run says more than what it brought about here (a full disk: both).
             raise result.error or LedgerError(
@@ -126,6 +138,19 @@ async def _generate(settings: TripletSettings, progress: bool) -> RunResult:
                 f"{output.ledger}: make room and run again."
             ) from error
     return result
+
+
+def _check_prices(settings: TripletSettings, given: Mapping[str, Prices], output: OutputDirectory) -> None:
+    """A limit needs prices: given now, in an earlier run, or those of the table."""
+    for kind, prefix in (("generator", ""), ("critic", "critic_")):
+        model = settings.for_kind(kind).model
+        if model in given or listed_prices(model):
+            continue
+        if not any(entry.get("prices_of") == model for _, entry in files.read_entries(output.ledger)):
+            raise ValueError(
+                f"`max_cost` needs prices, and none are known for the {kind} {model!r}; give `{prefix}price_input` and "
+                f"`{prefix}price_output`."
+            )
 
 
 def _save(
@@ -161,7 +186,7 @@ class Run:
 
     settings: TripletSettings
     templates: Templates
-    client: Client
+    clients: dict[str, Client]  # by model
     ledger: Ledger
     account: Account
     known: Known
@@ -176,7 +201,11 @@ class Run:
         """Let nothing new be sent; the first reason stays."""
         if self.stopped is None:
             self.stopped, self.error = reason, error
-            self.client.stopping.set()
+            for client in self.clients.values():
+                client.stopping.set()
+
+    def _client(self, kind: str) -> Client:
+        return self.clients[self.settings.for_kind(kind).model]
 
     async def process(self, problem_set: ProblemSet, progress: bool) -> RunResult:
         """Take every problem through its rounds."""
@@ -284,10 +313,9 @@ class Run:
     async def _answer(
         self, kind: str, messages: list[dict[str, str]], number: int, attempt: int, problem_id: str
     ) -> dict[str, Any]:
-        model = self.settings.model
         key = request_key(
             kind=kind,
-            model=model,
+            model=self._client(kind).settings.model,
             messages=messages,
             schema=_SCHEMA_DIGESTS[kind],
             templates=self.templates.digest(kind),
@@ -300,7 +328,7 @@ class Run:
             return entry["answer"]
         if key not in self._pending:  # two rows with the same text share one request
             facts = {"kind": kind, "problem": problem_id, "round": number, "attempt": attempt}
-            facts |= {"model": model, "templates": self.templates.version}
+            facts |= {"model": self._client(kind).settings.model, "templates": self.templates.version}
             task = asyncio.create_task(self._request(key, kind, messages, facts))
             self._pending[key] = task
             task.add_done_callback(lambda _: self._pending.pop(key))
@@ -314,8 +342,9 @@ class Run:
             answer = await self._send(kind, messages)
             fields = answer.to_entry()
             usage = stated_usage(fields.pop("usage"), messages, answer.content)
-            await self._store({"key": key, **facts, "time": now(), "usage": usage, "answer": fields})
-            self.account.add(kind, usage)
+            entry = {"key": key, **facts, "time": now(), "usage": usage, "answer": fields}
+            await self._store(kind, entry)
+            self.account.add(entry)
         finally:
             self.account.release(cost)  # only now: while the answer is being written it is spent, but not booked
             self._settled.set()
@@ -326,7 +355,8 @@ class Run:
         """Wait until the cost limit leaves room for a request, and take it; what is in flight mostly costs less."""
         cost = 0.0
         if self.account.max_cost is not None:
-            cost = self.account.cost_bound(kind, sum(estimate_tokens(message["content"]) for message in messages))
+            tokens = sum(estimate_tokens(message["content"]) for message in messages)
+            cost = self.account.cost_bound(self._client(kind).settings.model, kind, tokens)
         while not self.stopped and not self.account.allows(cost):
             if not self.account.in_flight:
                 self.stop("max_cost")
@@ -340,9 +370,9 @@ class Run:
 
     async def _send(self, kind: str, messages: list[dict[str, str]]) -> Answer:
         try:
-            answer = await self.client.complete(messages, kind, SCHEMAS[kind])
+            answer = await self._client(kind).complete(messages, kind, SCHEMAS[kind])
         except RequestFailed as failure:
-            if isinstance(failure, RequestRefused) and self.client.accepted:
+            if isinstance(failure, RequestRefused) and self._client(kind).accepted:
                 raise  # others were taken, so it is this request that is not wanted
             self._failures += 1
             if self._failures >= LONGEST_FAILURE_SERIES:
@@ -354,13 +384,15 @@ class Run:
         self._failures = 0
         return answer
 
-    async def _store(self, entry: dict[str, Any]) -> None:
+    async def _store(self, kind: str, entry: dict[str, Any]) -> None:
         """Put an answer on disk; with the first one, that this endpoint takes such requests."""
-        served = served_digest(self.settings)
+        client = self._client(kind)
+        served = served_digest(client.settings)
         if served in self.known.served:
             await self.ledger.append(entry)
             return
-        mode = self.client.mode if self.settings.response_format == "auto" else None
-        endpoint = {"endpoint": self.settings.endpoint, "mode": mode, "served": served}
+        mode = client.mode if self.settings.response_format == "auto" else None
+        own = client.settings
+        endpoint = {"endpoint": own.endpoint, "model": own.model, "mode": mode, "served": served}
         self.known.add(endpoint)
         await asyncio.gather(self.ledger.append(entry), self.ledger.append(endpoint))

@@ -59,10 +59,11 @@ class Progress:
                 self._bar.close()
 
     def _text(self) -> str:
-        total, cost = self._account.total, self._account.cost
+        cost, rows = self._account.cost, self._account.rows
+        read, written = (sum(row[name] for row in rows) / 1e6 for name in ("input", "output"))
         counts = " ".join(f"{name}={self._statuses[name]}" for name in STATUSES if self._statuses[name])
         spent = "" if cost is None else f" ${cost:.2f}"
-        return f"{counts} in={total['input'] / 1e6:.2f}M out={total['output'] / 1e6:.2f}M{spent}"
+        return f"{counts} in={read:.2f}M out={written:.2f}M{spent}"
 
 
 @contextmanager

@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from ..files import write_text
+from ..files import read_entries, write_text
 from ..text import markdown_table, visible_text
 from .candidates import PASSED, REJECTIONS, rejection_reasons
-from .costs import TOKEN_FIELDS, Account, find_prices
-from .ledger import read_entries
+from .costs import TOKEN_FIELDS, Account, given_prices
 from .outputs import OutputDirectory
 from .reading import CONFIDENCES
 from .source import duplicates_line
@@ -34,11 +33,8 @@ def write_report(directory: str) -> str:
     """Write `report.json` and `report.md` of an output directory, and return the Markdown."""
     output = OutputDirectory(directory)
     run = output.load_run()
-    settings = run["settings"]
-    prices = find_prices(
-        settings["model"], settings["price_input"], settings["price_output"], settings["price_cached_input"]
-    )
-    account = Account(prices).add_entries(read_entries(output.ledger))
+    # Early ledgers do not hold the prices that were given.
+    account = Account(given=given_prices(run["settings"])).add_all(entry for _, entry in read_entries(output.ledger))
     report = build_report(output.load_records(), run, account, output.load_reviews())
     output.write_json(output.report_json, report)
     markdown = to_markdown(report)
@@ -97,13 +93,9 @@ def build_report(
         "duplicates": run["input"]["duplicates"],
         "retries": run.get("retries", {}),
         "stopped": run.get("error") or run.get("stopped"),
-        "cost": {
-            "dollars": account.cost,
-            "requests": dict(account.requests),
-            "tokens": {kind: dict(tokens) for kind, tokens in account.tokens.items()},
-            "estimated": account.estimated,
-        },
+        "cost": {"dollars": account.cost, "rows": account.rows},
         "model": run["settings"]["model"],
+        "critic_model": run["settings"].get("critic_model") or run["settings"]["model"],
         "templates": run["templates"]["version"],
         "human_review": _agreement(records, reviews),
     }
@@ -182,6 +174,7 @@ def to_markdown(report: Mapping[str, Any]) -> str:
     """The report as Markdown tables that also read well in a terminal."""
     total, accepted, repair = report["problems"], report["validated"], report["repair"]
     types, diagnostics = report["condition_types"], report["diagnostics"]
+    critic = f", critic {report['critic_model']}" if report["critic_model"] != report["model"] else ""
     outcomes = [(label, report["outcomes"][status]) for status, label in OUTCOMES.items()]
     if report["unfinished"]:
         outcomes.append(("Not finished (run again)", report["unfinished"]))
@@ -192,7 +185,7 @@ def to_markdown(report: Mapping[str, Any]) -> str:
     others = accepted - sum(count for _, count in listed)
     parts = [
         "# Triplet report",
-        f"{total:,} problems, model {report['model']}, templates {report['templates']}.",
+        f"{total:,} problems, model {report['model']}{critic}, templates {report['templates']}.",
         "## Terminal outcomes",
         _shares("Terminal outcome", outcomes, total, "Input share"),
         f"Repair success rate: {repair['passed']:,} of {repair['eligible']:,} records that the first round left open "
@@ -258,18 +251,30 @@ def _reason_lines(report: Mapping[str, Any]) -> list[str]:
 
 def _cost_lines(cost: Mapping[str, Any]) -> str:
     rows = [
-        (kind, *(f"{number:,}" for number in (requests, *(cost["tokens"][kind].get(name, 0) for name in TOKEN_FIELDS))))
-        for kind, requests in sorted(cost["requests"].items())
-    ]
-    lines = _table(("Request", "Answers", "Input tokens", "of them cached", "Output tokens"), rows)
-    price = "unknown (give prices)" if cost["dollars"] is None else f"${cost['dollars']:,.2f}"
-    lines += f"\n\nCost of all answers in the ledger: {price}."
-    if cost["estimated"]:
-        lines += (
-            f" {cost['estimated']:,} answers came without token counts; theirs are estimated from the length of the "
-            "texts, and thinking that an answer does not show is not in them."
+        (
+            row["model"],
+            row["request"],
+            *(f"{row[name]:,}" for name in ("answers", *TOKEN_FIELDS)),
+            _dollars(row["dollars"]),
         )
-    return lines
+        for row in cost["rows"]
+    ]
+    header = ("Model", "Request", "Answers", "Input tokens", "of them cached", "Output tokens", "Cost")
+    lines = [_table(header, rows), "", f"Cost of all answers in the ledger: {_dollars(cost['dollars'])}."]
+    unpriced = {row["model"] for row in cost["rows"] if row["dollars"] is None}
+    if unpriced:
+        lines.append(f"No price is known for {', '.join(sorted(unpriced))}: give prices to count its answers.")
+    estimated = sum(row["estimated"] for row in cost["rows"])
+    if estimated:
+        lines.append(
+            f"{estimated:,} answers came without token counts; theirs are estimated from the length of the texts, and "
+            "thinking that an answer does not show is not in them."
+        )
+    return "\n".join(lines)
+
+
+def _dollars(dollars: float | None) -> str:
+    return "unknown" if dollars is None else f"${dollars:,.2f}"
 
 
 def _review_lines(review: Mapping[str, Any] | None) -> list[str]:

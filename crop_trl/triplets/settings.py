@@ -3,11 +3,13 @@
 import json
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
 from ..prompts import check_template
+from .costs import TOKEN_FIELDS as _PRICES
+from .costs import given_prices
 
 OPENAI_URL = "https://api.openai.com/v1"
 RESPONSE_FORMATS = ("auto", "json_schema", "json_object", "text")
@@ -58,7 +60,8 @@ class TripletSettings:
         metadata={"help": "Leave out rows whose problem stands earlier; otherwise they are only reported."},
     )
 
-    model: str = field(default="gpt-5.1", metadata={"help": "Model name for generator and critic."})
+    model: str = field(default="gpt-5.1", metadata={"help": "Name of the model that writes and judges candidates."})
+    critic_model: str | None = field(default=None, metadata={"help": "Another model at the same endpoint that judges."})
     base_url: str | None = field(
         default=None,
         metadata={
@@ -106,6 +109,9 @@ class TripletSettings:
     price_input: float | None = field(default=None, metadata={"help": "Dollars per million input tokens."})
     price_output: float | None = field(default=None, metadata={"help": "Dollars per million output tokens."})
     price_cached_input: float | None = field(default=None, metadata={"help": "The same for cached input tokens."})
+    critic_price_input: float | None = field(default=None, metadata={"help": "The same three for `critic_model`."})
+    critic_price_output: float | None = field(default=None, metadata={"help": "See there."})
+    critic_price_cached_input: float | None = field(default=None, metadata={"help": "See there."})
 
     def __post_init__(self):
         if isinstance(self.input, (str, os.PathLike)):
@@ -119,16 +125,18 @@ class TripletSettings:
             **dict.fromkeys(("candidates", "rounds", "concurrency"), (lambda value: value >= 1, "give at least 1")),
             **dict.fromkeys(("malformed_retries", "max_retries", "max_backoff", "temperature"), not_negative),
             **dict.fromkeys(("limit", "max_completion_tokens", "max_cost", "timeout"), above_zero),
-            **dict.fromkeys(("price_input", "price_output", "price_cached_input"), price),
+            **dict.fromkeys((f"{of}price_{name}" for of in ("", "critic_") for name in _PRICES), price),
             "threshold": (lambda value: 0 <= value <= 1, "give a number from 0 to 1"),
             "response_format": (RESPONSE_FORMATS.__contains__, f"choose one of {', '.join(RESPONSE_FORMATS)}"),
             "model": (str.strip, "name a model"),
+            "critic_model": (str.strip, "name a model, or leave it out"),
             "api_key_env": (lambda name: name and "=" not in name, "give the name of an environment variable"),
         }
         for name, (check, remedy) in checks.items():
             value = getattr(self, name)
             _require(value is None or check(value), name, value, remedy)
         self.extra_fields()
+        given_prices(vars(self))
         try:
             url = urlsplit(self.endpoint)
             reachable = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
@@ -174,6 +182,14 @@ class TripletSettings:
             if name in OWN_FIELDS:
                 raise ValueError(f"`extra_body` may not hold {name!r}; {OWN_FIELDS[name]}.")
         return fields
+
+    def for_kind(self, kind: str) -> "TripletSettings":
+        """As requests of this kind are made: the critic may be another model."""
+        return (
+            replace(self, model=self.critic_model, critic_model=None)
+            if kind == "critic" and self.critic_model
+            else self
+        )
 
     def sampling(self) -> dict[str, Any]:
         """What shapes an answer besides model and messages; part of a request's key, as length limits are not."""

@@ -5,9 +5,14 @@ import json
 import pytest
 from triplets.running import generate
 
-from crop_trl.triplets.costs import FIRST_ANSWER_TOKENS, Account, Prices, find_prices, stated_usage
-from crop_trl.triplets.ledger import read_entries
+from crop_trl.files import read_entries
+from crop_trl.triplets.costs import FIRST_ANSWER_TOKENS, Account, Prices, listed_prices, stated_usage
 from crop_trl.triplets.report import write_report
+
+
+def booked(output) -> Account:
+    """What the ledger of a run says; prices that were given stand in it."""
+    return Account().add_all(entry for _, entry in read_entries(output / "ledger.jsonl"))
 
 
 def test_the_cost_limit_holds_and_a_rerun_goes_on(start_server, problems, tmp_path):
@@ -15,7 +20,7 @@ def test_the_cost_limit_holds_and_a_rerun_goes_on(start_server, problems, tmp_pa
     url = start_server()
     options = {"price_input": 10.0, "price_output": 30.0, "concurrency": 8}
     stopped = generate(url, source, tmp_path / "out", max_cost=1.0, **options)
-    account = Account(Prices(10.0, 30.0, 10.0)).add_entries(read_entries(tmp_path / "out" / "ledger.jsonl"))
+    account = booked(tmp_path / "out")
     assert stopped.stopped == "max_cost" and 0.4 < account.cost <= 1.0
     assert 0 < len(stopped.records) < 40
     requests = stopped.requests
@@ -24,16 +29,67 @@ def test_the_cost_limit_holds_and_a_rerun_goes_on(start_server, problems, tmp_pa
 
 
 def test_prices():
-    assert find_prices("gpt-5.1-2025-11-13").output == find_prices("gpt-5.1").output
-    assert find_prices("gpt-5.1") == Prices(input=1.25, output=10.0, cached_input=0.125)
-    assert find_prices("gpt-4.1-mini") == Prices(input=0.4, output=1.6, cached_input=0.1)
-    assert find_prices("unknown") is None
-    account = Account(Prices(input=1.0, output=10.0, cached_input=0.1))
-    account.add("critic", {"prompt_tokens": 1_000_000, "completion_tokens": 100_000, "prompt_tokens_details": None})
-    account.add("critic", {"prompt_tokens": 1_000_000, "prompt_tokens_details": {"cached_tokens": 500_000}})
-    account.add("critic", None)
+    assert listed_prices("gpt-5.1-2025-11-13").output == listed_prices("gpt-5.1").output
+    assert listed_prices("gpt-5.1") == Prices(input=1.25, output=10.0, cached_input=0.125)
+    assert listed_prices("gpt-4.1-mini") == Prices(input=0.4, output=1.6, cached_input=0.1)
+    assert listed_prices("unknown") is None
+
+
+def test_an_account_knows_each_model_and_kind():
+    account = Account(given={"mine": Prices(input=1.0, output=10.0, cached_input=0.1)})
+
+    def add(model, kind, usage):
+        account.add({"key": "k", "model": model, "kind": kind, "usage": usage})
+
+    add("mine", "critic", {"prompt_tokens": 1_000_000, "completion_tokens": 100_000, "prompt_tokens_details": None})
+    add("mine", "critic", {"prompt_tokens": 1_000_000, "prompt_tokens_details": {"cached_tokens": 500_000}})
+    add("mine", "critic", None)
     assert account.cost == pytest.approx(1.0 + 1.0 + 0.5 + 0.05)
-    assert account.estimated == 1
+    add("gpt-5-nano", "generator", {"prompt_tokens": 2_000_000, "completion_tokens": 1_000_000})
+    add("unheard-of", "critic", {"prompt_tokens": 2_000_000, "completion_tokens": 1_000_000})
+    dollars = {(row["model"], row["request"]): row["dollars"] for row in account.rows}
+    assert dollars == {
+        ("mine", "critic"): pytest.approx(2.55),
+        ("gpt-5-nano", "generator"): pytest.approx(0.5),
+        ("unheard-of", "critic"): None,
+    }
+    assert account.cost == pytest.approx(3.05) and account.rows[1]["estimated"] == 1
+    assert (Account().cost, Account().add({"key": "k", "model": "x", "kind": "critic"}).cost) == (0, None)
+
+
+def test_answers_keep_the_price_of_the_model_that_gave_them(start_server, problems, tmp_path):
+    """A change of the model changes neither what is reported for the earlier one nor what the limit counts."""
+    url, output = start_server(), tmp_path / "out"
+    source = problems(*(f"[plan:good] {n} and 7" for n in range(5)))
+    generate(url, source, output, model="gpt-5.1")
+    first = booked(output).cost
+    generate(url, source, output, model="gpt-5-nano")
+    second = booked(output).cost
+    assert first > 0 and 1.03 < second / first < 1.05  # nano costs a 25th
+    generate(url, source, output, model="mine", price_input=1.25, price_output=10.0, price_cached_input=0.125)
+    assert booked(output).cost == pytest.approx(first + second)
+    # No price is given this time: the ledger has that of `mine`, and the limit leaves room for no request more.
+    stopped = generate(url, source, output, model="mine", temperature=0.5, max_cost=booked(output).cost + 1e-6)
+    assert (stopped.stopped, stopped.requests) == ("max_cost", 0)
+    markdown = write_report(str(output))
+    assert f"Cost of all answers in the ledger: ${first + second:.2f}." in markdown
+    found = json.loads((output / "report.json").read_text())["cost"]
+    assert {row["model"]: row["answers"] for row in found["rows"]} == {"gpt-5.1": 5, "gpt-5-nano": 5, "mine": 5}
+    assert len(found["rows"]) == 6
+
+
+def test_the_critic_may_be_another_model(start_server, problems, tmp_path):
+    url, output = start_server("--log", str(tmp_path / "log")), tmp_path / "out"
+    source = problems(*(f"[plan:repaired] {n} and 7" for n in range(3)))
+    options = {"model": "mine", "critic_model": "gpt-5.1", "price_input": 1.0, "price_output": 2.0, "max_cost": 9.0}
+    result = generate(url, source, output, **options)
+    assert {record["status"] for record in result.records} == {"repaired_pass"}
+    assert result.records[0]["rounds"][1]["models"] == {"generator": "mine", "critic": "gpt-5.1"}
+    rows = {(row["model"], row["request"]): row["dollars"] for row in booked(output).rows}
+    assert rows.keys() == {("mine", "generator"), ("gpt-5.1", "critic")} and all(rows.values())
+    assert generate(url, source, output, **options).requests == 0
+    assert generate(url, source, output, **options | {"critic_model": "gpt-5"}).requests == 3
+    assert "model mine, critic gpt-5," in write_report(str(output))
 
 
 SENT = [{"role": "user", "content": "x" * 3300}]
@@ -45,7 +101,9 @@ SENT = [{"role": "user", "content": "x" * 3300}]
         (90, 5, 0, (90, 5, 0), False),
         (90, 5.0, 80, (90, 5, 80), False),
         (90, 5, 95, (90, 5, 90), False),
-        (90, None, None, (90, 100, 0), True),
+        (90, None, None, (90, 5, 0), False),  # the total tells
+        (90, 1, 0, (90, 5, 0), False),  # thinking that the endpoint counts in the total alone
+        (190, None, None, (190, 100, 0), True),
         (0, 0, 0, (1000, 0, 0), True),  # a prompt is never empty
         (-90, True, 9, (1000, 100, 0), True),
         (float("nan"), "5", float("inf"), (1000, 100, 0), True),
@@ -73,13 +131,14 @@ def test_answers_without_token_counts_are_in_the_cost_and_under_the_limit(start_
         generate(url, source, tmp_path / name, **prices)
     reports = {name: (write_report(str(tmp_path / name)), tmp_path / name) for name in ("stated", "silent")}
     costs = {name: json.loads((folder / "report.json").read_text())["cost"] for name, (_, folder) in reports.items()}
-    assert costs["silent"]["estimated"] == 20 and costs["stated"]["estimated"] == 0
+    estimated = {name: sum(row["estimated"] for row in cost["rows"]) for name, cost in costs.items()}
+    assert estimated == {"silent": 20, "stated": 0}
     # The server counts 4 characters a token, the estimate 3.3, and the server has some of the input cached.
     assert 1.0 < costs["silent"]["dollars"] / costs["stated"]["dollars"] < 1.5
     assert "20 answers came without token counts; theirs are estimated" in reports["silent"][0]
     limit = costs["silent"]["dollars"] / 2
     stopped = generate(silent, source, tmp_path / "limited", max_cost=limit, concurrency=2, **prices)
-    account = Account(Prices(10.0, 30.0, 10.0)).add_entries(read_entries(tmp_path / "limited" / "ledger.jsonl"))
+    account = booked(tmp_path / "limited")
     assert stopped.stopped == "max_cost" and 0.5 * limit < account.cost <= limit
 
 
@@ -88,9 +147,9 @@ def test_what_is_reserved_for_requests_in_flight_stops_nothing(start_server, pro
     url = start_server("--latency", "0.05")
     prices = {"price_input": 10.0, "price_output": 30.0}
     generate(url, source, tmp_path / "all", **prices)
-    account = Account(Prices(10.0, 30.0, 10.0)).add_entries(read_entries(tmp_path / "all" / "ledger.jsonl"))
+    account = booked(tmp_path / "all")
     # Before the first answer each of 40 requests reserves what a long answer would cost: far beyond the limit.
     limit = account.cost + 0.15
-    assert 40 * account.prices.cost({"input": 0, "cached_input": 0, "output": FIRST_ANSWER_TOKENS}) > limit
+    assert 40 * account.prices("gpt-5.1").cost({"input": 0, "cached_input": 0, "output": FIRST_ANSWER_TOKENS}) > limit
     result = generate(url, source, tmp_path / "limited", concurrency=40, max_cost=limit, **prices)
     assert (result.stopped, len(result.records), result.requests) == (None, 40, 80)

@@ -45,7 +45,8 @@ def test_report_counts(output):
     assert report["unusable_answers"]["generator:control_characters"] == 6
     assert report["duplicates"]["rows"] == 1
     # One request for the repeated text; two rounds for what the first left open; no critic where nothing was complete.
-    assert report["cost"]["requests"] == {"generator": 10 + 2 * 3 + 2 * 5 + 2, "critic": 10 + 2 * 3 + 2 * 5}
+    answers = {row["request"]: row["answers"] for row in report["cost"]["rows"]}
+    assert answers == {"generator": 10 + 2 * 3 + 2 * 5 + 2, "critic": 10 + 2 * 3 + 2 * 5}
     assert report["cost"]["dollars"] > 0
     rows = dict(re.findall(r"^\| \**([^|*]+?)\** +\| +([\d,]+) \| +[\d.]+ %", markdown, re.MULTILINE))
     assert rows["First-round strict pass"] == "11" and rows["Final validated training subset"] == "14"
