@@ -1,4 +1,4 @@
-"""Configuration of [`~crop_trl.CROPTrainer`]: GRPO's, with the paper's recipe as defaults."""
+"""Configuration of [`~crop_trl.CROPTrainer`]: GRPO's, with the paper's values as defaults."""
 
 import json
 from copy import deepcopy
@@ -32,8 +32,9 @@ class CROPConfig(GRPOConfig):
     Configuration class for the [`CROPTrainer`].
 
     Only the parameters that CROP adds, or whose default it changes, are listed here; for the others see
-    [`~trl.GRPOConfig`] and [`~transformers.TrainingArguments`]. The defaults are the paper's recipe (its appendix on
-    training hyperparameters).
+    [`~trl.GRPOConfig`] and [`~transformers.TrainingArguments`]. The defaults are the paper's values (its appendix on
+    training hyperparameters), but for the size of a step and of a run: there 144 prompts (`prompts_per_step`) and 115
+    steps (`max_steps`), here what `per_device_train_batch_size` and the data come to, with a checkpoint every 500.
 
     Args:
         method (`str`, *optional*, defaults to `"crop"`):

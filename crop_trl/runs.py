@@ -1,7 +1,7 @@
 """A training run from its settings to its result: what `crop-trl train` is made of, for programs of your own too."""
 
 import importlib.util
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from datasets import Dataset
@@ -9,8 +9,10 @@ from trl import ModelConfig, get_peft_config
 
 from .config import CROPConfig
 from .evaluation.grading import accuracy_reward
+from .methods import METHODS, get_method
 from .methods.selector_file import register_selector
 from .planning.memory import warn_of_memory
+from .prompts import prompt_kinds, prompt_variants
 from .trainer import CROPTrainer
 from .training.results import RunResult
 from .triplets import DEFAULT_PROMPT_TEMPLATE, load_triplets
@@ -57,26 +59,30 @@ class ScriptArguments:
     def __post_init__(self):
         if self.reward not in REWARDS:
             raise ValueError(f"`reward` {self.reward!r} is not known: choose one of {', '.join(REWARDS)}.")
-        drawable = importlib.util.find_spec("matplotlib") is not None
-        if self.heatmap and not drawable:
+        if self.heatmap and not self.can_draw:
             raise ValueError("`heatmap` needs matplotlib; install crop-trl[viz], or set `--heatmap false`.")
-        self.heatmap = drawable if self.heatmap is None else self.heatmap
 
-    def load(self, talk: bool = True) -> tuple[Dataset, Dataset | None]:
-        """The training rows, and the held-out ones if there are any; `talk` says how many records were fit."""
+    @property
+    def can_draw(self) -> bool:
+        """Whether matplotlib is installed."""
+        return importlib.util.find_spec("matplotlib") is not None
+
+    def load(self, args: "TrainConfig") -> tuple[Dataset, Dataset | None]:
+        """The training rows, and the held-out ones if there are any. Prompts alone do where nothing else is read."""
         adapter = {
             "template": self.prompt_template,
             "conversational": self.conversational,
             "counterfactuals": self.num_counterfactuals,
             "paraphrases": self.num_paraphrases,
         }
+        alone = prompt_kinds(get_method(args.method).needs) == ["original"]
         found = []
-        for kind, name, split in (
-            ("Training", self.dataset_name, self.dataset_split),
-            ("Held-out", self.eval_dataset_name, self.eval_dataset_split),
+        for kind, name, split, prompts_alone in (
+            ("Training", self.dataset_name, self.dataset_split, alone),
+            ("Held-out", self.eval_dataset_name, self.eval_dataset_split, True),
         ):
-            dataset, report = load_triplets(name, split, **adapter) if name else (None, None)
-            if dataset is not None and talk:
+            dataset, report = load_triplets(name, split, **adapter, prompts_alone=prompts_alone) if name else (None, "")
+            if dataset is not None and args.process_index == 0:
                 print(f"{kind} triplets: {report}.")
             found.append(dataset)
         return tuple(found)
@@ -107,6 +113,9 @@ class TrainConfig(CROPConfig):
         if self.selector is not None:
             self.method, self.selector_sha256 = register_selector(self.selector)
         self.train = self.method != "base"
+        if self.method not in (*METHODS, "base"):
+            known = ", ".join(sorted([*METHODS, "base"]))
+            raise ValueError(f"Unknown method {self.method!r}: choose one of {known}.")
         if not self.train:
             self.method = "opd"
         super().__post_init__()
@@ -141,6 +150,17 @@ def check_run(script: ScriptArguments, args: TrainConfig, model: ModelConfig) ->
     if isinstance(targets, str) and targets.isidentifier():
         # TRL makes a text of a single name, which Peft then takes for a pattern of whole paths.
         model.lora_target_modules = [targets]
+    adapter = [f.name for f in fields(ModelConfig) if f.name.startswith(("lora_", "use_rslora", "use_dora"))]
+    changed = [name for name in adapter if getattr(model, name) != getattr(ModelConfig(), name)]
+    if changed and not model.use_peft:
+        raise ValueError(
+            f"`{changed[0]}` is for an adapter, and without `use_peft` all weights would be trained; add `--use_peft "
+            "true`, or leave it out."
+        )
+    if script.heatmap is None:
+        script.heatmap = script.can_draw
+        if not script.heatmap and args.process_index == 0:
+            print("No heat map will be drawn: matplotlib is not installed (crop-trl[viz]).")
     if script.eval_dataset_name and script.reward == "none" and args.process_index == 0:
         print("Held-out accuracy is not measured: set `--reward accuracy` (`--reward_weights 0`: watch only).")
     # Inside `train`, so that every reporting backend has the starting point in the same log.
@@ -158,7 +178,7 @@ def check_run(script: ScriptArguments, args: TrainConfig, model: ModelConfig) ->
 def make_trainer(script: ScriptArguments, args: TrainConfig, model: ModelConfig) -> CROPTrainer:
     """Check the settings, read the data, then the models. Raises `ValueError` for what a user got wrong."""
     check_run(script, args, model)
-    train_dataset, eval_dataset = script.load(args.process_index == 0)
+    train_dataset, eval_dataset = script.load(args)
     reward = REWARDS[script.reward]
     return CROPTrainer(
         model=model.model_name_or_path,
@@ -185,12 +205,17 @@ def save_heatmap(trainer: CROPTrainer, folder: Path) -> None:
     from .analysis.heatmap import save_html, save_png
     from .analysis.inspect import inspect_response
 
-    rows = trainer.train_dataset if trainer.eval_dataset is None else trainer.eval_dataset
-    heatmap = inspect_response(trainer, rows[0])
+    rows = [dataset[0] for dataset in (trainer.eval_dataset, trainer.train_dataset) if dataset is not None]
+    whole = [row for row in rows if prompt_variants(row, "paraphrase") and prompt_variants(row, "counterfactual")]
+    if not whole:
+        if trainer.accelerator.is_main_process:
+            print("No heat map is drawn: it shows a triplet, and the data hold prompts alone.")
+        return
+    heatmap = inspect_response(trainer, whole[0])
     if trainer.accelerator.is_main_process:
         save_png(heatmap, folder / "heatmap.png")
         save_html(heatmap, folder / "heatmap.html")
-        print(f"Tokens chosen in one held-out response: {folder / 'heatmap.png'} and {folder / 'heatmap.html'}")
+        print(f"Tokens chosen in one response: {folder / 'heatmap.png'} and {folder / 'heatmap.html'}")
 
 
 def finish_run(trainer: CROPTrainer, heatmap: bool = False) -> RunResult:

@@ -47,7 +47,7 @@ from .training.callbacks import (
 )
 from .training.cards import ModelCards, describe_run
 from .training.checkpoints import WholeCheckpoints, checkpoint_to_resume
-from .training.checks import check_output_dir, check_packages
+from .training.checks import check_hub, check_output_dir, check_packages
 from .training.export import SelectionExport
 from .training.loss import opd_terms, token_count
 from .training.metrics import StepMetrics
@@ -130,6 +130,7 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         reward_funcs = reward_funcs or no_reward
         _check_arguments(teacher, reward_funcs, args, **kwargs)
         check_packages(args)
+        check_hub(args)
         check_adapter(model, kwargs.get("peft_config"))
         tokenizer = data.tokenizer_of(model, kwargs.get("processing_class"), "model", args.trust_remote_code)
         if args.teacher_server_urls:

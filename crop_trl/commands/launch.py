@@ -60,10 +60,10 @@ def launch(module: str, options: list[str], argv: list[str]) -> None:
 
 
 def _end(codes: dict[int, int]) -> None:
-    # One that was killed had no time to say so.
+    # One that was killed had no time to say so; those that the launcher ends for it are no news.
     for rank, code in codes.items():
-        if code < 0:
+        if code < 0 and code != -signal.SIGTERM:
             name = signal.Signals(-code).name
             hint = " (memory of the machine?)" if name == "SIGKILL" else ""
             print(f"error: process {rank} was ended by {name}{hint}.", file=sys.stderr)
-    sys.exit(max(codes.values(), key=abs) if min(codes.values()) >= 0 else 1)
+    sys.exit(max(1, *codes.values()))

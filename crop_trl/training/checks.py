@@ -11,6 +11,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from huggingface_hub import HfApi
+
 from ..methods import get_method
 from ..models.sharding import WORLD_SIZES, fsdp_version, launched_processes, zero_stage
 from ..scoring.placement import PLACEMENTS, QUANTIZATIONS, dtype_of
@@ -270,11 +272,28 @@ def check_packages(args) -> None:
         wanted.append(("use_vllm", "vllm"))
     if args.teacher_quantization:
         wanted.append(("teacher_quantization", "bitsandbytes"))
+    if args.use_liger_kernel:
+        wanted.append(("use_liger_kernel", "liger_kernel"))
     for setting, name in wanted:
         found = importlib.util.find_spec(name)
         # A folder of that name, as runs of wandb leave behind, looks like a package without a file.
         if found is None or found.origin is None:
-            raise ValueError(f"`{setting}` needs the package {name}, which is not installed: pip install {name}.")
+            raise ValueError(
+                f"`{setting}` needs the package {name}, which is not installed: pip install {name.replace('_', '-')}."
+            )
+
+
+def check_hub(args) -> None:
+    """The hub answers and knows who pushes to it."""
+    if args.push_to_hub and args.process_index == 0:
+        try:
+            HfApi().whoami(token=args.hub_token)
+        except Exception as error:  # the hub's errors have no common base
+            reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+            raise ValueError(
+                f"`push_to_hub` needs the hub and a login to it ({reason}); connect, log in with `hf auth login`, or "
+                "leave it out and upload the output folder later."
+            ) from None
 
 
 def check_output_dir(args) -> None:

@@ -19,6 +19,8 @@ from ..prompts import DEFAULT_PROMPT_TEMPLATE, PROMPT_COLUMNS, check_template, w
 
 PROBLEM_FIELDS = tuple(f"{kind}_problem" for kind in PROMPT_COLUMNS)
 FLAGS = ("triplet_complete", "usable_for_training", "validation_passed")
+# What a row keeps of a record beside its texts.
+_PLAIN = ("answer", "id")
 
 
 @dataclass
@@ -45,6 +47,22 @@ def reason_to_drop(record: Mapping[str, Any]) -> str | None:
     return None
 
 
+def _is_alone(record: Mapping[str, Any]) -> bool:
+    """Whether a record claims to be no triplet."""
+    return not any(name in record for name in (*PROBLEM_FIELDS[1:], *FLAGS))
+
+
+def _prompt_row(record: Mapping[str, Any], template: str, conversational: bool) -> dict[str, Any] | None:
+    """A record without a triplet as a dataset row: a `prompt` as it is, or a problem in the wrapper."""
+    problem = next((record[name] for name in ("problem", "original_problem", "question") if record.get(name)), None)
+    prompt = record.get("prompt") or (wrap_problem(problem, template) if isinstance(problem, str) else None)
+    if isinstance(prompt, str) and not prompt.strip() or not prompt:
+        return None
+    if isinstance(prompt, str) and conversational:
+        prompt = [{"role": "user", "content": prompt}]
+    return {"prompt": prompt, **{name: None if record.get(name) is None else str(record[name]) for name in _PLAIN}}
+
+
 def _variants(record: Mapping[str, Any], name: str, count: int) -> list[str]:
     """The record's own text and those of its alternates, at most `count` different ones."""
     alternates = record.get("alternates")
@@ -69,7 +87,7 @@ def to_row(
         if count > 1:
             texts = _variants(record, f"{kind}_problem", count)
             row[f"{PROMPT_COLUMNS[kind]}s"] = [prompt(text) for text in texts]
-    for name in ("answer", "id"):
+    for name in _PLAIN:
         row[name] = None if record.get(name) is None else str(record[name])
     return row
 
@@ -89,6 +107,7 @@ def build_dataset(
     conversational: bool = True,
     counterfactuals: int = 1,
     paraphrases: int = 1,
+    prompts_alone: bool = False,
 ) -> tuple[datasets.Dataset, AdapterReport]:
     """
     Turn triplet records into the trainer's columns, keeping those whose three flags are all true.
@@ -103,6 +122,9 @@ def build_dataset(
         counterfactuals, paraphrases (`int`, *optional*, defaults to `1`):
             How many of each to use at most; beyond the first they come from a record's `alternates`, and the row has
             the plural column too.
+        prompts_alone (`bool`, *optional*, defaults to `False`):
+            Whether to take records that are no triplets at all as well, with a `problem` (or a `prompt`, which is not
+            wrapped): enough for methods that read nothing else, and for evaluation.
 
     Returns:
         The dataset and an [`AdapterReport`].
@@ -119,8 +141,12 @@ def build_dataset(
     rows = []
     for record in records:
         report.total += 1
-        reason = reason_to_drop(record)
-        row = None if reason else to_row(record, template, conversational, counterfactuals, paraphrases)
+        if prompts_alone and _is_alone(record):
+            row = _prompt_row(record, template, conversational)
+            reason = None if row else "without prompt or problem"
+        else:
+            reason = reason_to_drop(record)
+            row = None if reason else to_row(record, template, conversational, counterfactuals, paraphrases)
         if row is not None and not _is_unicode(row):
             reason = "with half a character (a lone surrogate)"
         if reason:
@@ -161,6 +187,7 @@ def load_triplets(
     conversational: bool = True,
     counterfactuals: int = 1,
     paraphrases: int = 1,
+    prompts_alone: bool = False,
 ) -> tuple[datasets.Dataset, AdapterReport]:
     """
     Read triplet records and make a dataset of those fit for training: [`load_records`], then [`build_dataset`].
@@ -171,9 +198,11 @@ def load_triplets(
         template (`str`): Wrapper put round each problem.
         conversational (`bool`): Chat messages or plain text.
         counterfactuals, paraphrases (`int`): Most of each that a row has.
+        prompts_alone (`bool`): Whether records that are no triplets do as well.
 
     Raises:
         `FileNotFoundError`: `source` looks like a path and no such file exists.
         `ValueError`: nothing that can be read, or no record fit for training.
     """
-    return build_dataset(load_records(source, split), template, conversational, counterfactuals, paraphrases)
+    records = load_records(source, split)
+    return build_dataset(records, template, conversational, counterfactuals, paraphrases, prompts_alone)

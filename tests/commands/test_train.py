@@ -2,6 +2,7 @@
 
 import json
 import resource
+import sys
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,17 @@ def test_a_disk_that_is_full_when_the_model_is_saved(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
+def test_opd_takes_prompts_without_triplets(tmp_path, capsys):
+    rows = [json.loads(line) for line in (ROOT / "examples/tiny_math/data/train.jsonl").read_text().splitlines()[:9]]
+    plain = [{"problem": row["original_problem"], "answer": row["answer"]} for row in rows]
+    data = write(tmp_path, "plain.jsonl", *plain, {"prompt": "What is 1 + 1?"}, {"answer": "no prompt"})
+    result = run(tmp_path, "--method", "opd", "--dataset_name", data, "--eval_dataset_name", data)
+    assert result["method"] == "opd" and result["steps"] == 2 and result["accuracy_after"] is not None
+    printed = capsys.readouterr().out
+    assert "10 of 11 records kept (left out: 1 without prompt or problem)" in printed
+    assert "No heat map is drawn: it shows a triplet" in printed
+
+
 def test_several_counterfactuals_and_lora(tmp_path):
     extra = ["--num_counterfactuals", "2", "--method", "crop-max", "--use_peft", "true", "--lora_r", "4"]
     assert run(tmp_path, *extra, "--lora_target_modules", "q_proj")["steps"] == 2
@@ -100,7 +112,7 @@ def other_tokenizer(tmp_path) -> str:
 
 REJECTED = {"original_problem": "a", "paraphrase_problem": "b", "counterfactual_problem": "c", "triplet_complete": True}
 MISTAKES = {
-    "unknown method": (["--method", "crpo"], "Unknown method 'crpo': choose one of cf-opd, credit"),
+    "unknown method": (["--method", "crpo"], "Unknown method 'crpo': choose one of base, cf-opd, credit"),
     "ratio": (["--retention_ratio", "1.2"], "`retention_ratio` must lie in (0, 1], got 1.2"),
     "K": (["--score_top_k", "0"], "`score_top_k` must be a whole number of at least 1, got 0"),
     "KL": (["--beta", "0.1"], "`beta=0.1` does not work here, there is no KL term"),
@@ -149,6 +161,18 @@ MISTAKES = {
         "`credit_num_negatives` 16 needs as many other prompts in a batch of rollouts, which holds 16",
     ),
     "quantised student": (["--load_in_4bit", "true"], "`load_in_4bit` is for the student, whose quantised weights are"),
+    "adapter without use_peft": (
+        ["--lora_r", "8"],
+        "`lora_r` is for an adapter, and without `use_peft` all weights would be trained; add `--use_peft true`",
+    ),
+    "no liger": (
+        ["--use_liger_kernel", "true"],
+        "needs the package liger_kernel, which is not installed",
+    ),
+    "no hub": (["--push_to_hub", "true"], "`push_to_hub` needs the hub and a login to it ("),
+    "mistyped": (["--retention_ration", "0.1"], "`--retention_ration` is no option of `crop-trl train`; did you mean"),
+    "method and selector": (["--method", "opd", "--selector", "a.py:b"], "and `selector` 'a.py:b' exclude each other"),
+    "no selector": (["--selector", "a.py:b"], "`selector` 'a.py:b': there is no file 'a.py'"),
     "no such checkpoint": (["--resume_from_checkpoint", "./none"], "`resume_from_checkpoint` './none' is no folder"),
     "nothing to resume": (["--resume_from_checkpoint", "true"], "`resume_from_checkpoint` finds no checkpoint in"),
     "server": (
@@ -159,7 +183,8 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_gets_one_sentence(tmp_path, mistake):
+def test_a_mistake_gets_one_sentence(tmp_path, monkeypatch, mistake):
+    monkeypatch.setitem(sys.modules, "liger_kernel", None)
     arguments, sentence = MISTAKES[mistake]
     with pytest.raises(SystemExit) as stopped:
         train.main([*TINY, "--output_dir", str(tmp_path / "out"), *arguments])
