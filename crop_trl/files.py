@@ -1,5 +1,6 @@
 """Files that are whole or not there: one way to replace a file, one to read JSON, one store that survives a crash."""
 
+import errno
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -190,7 +191,7 @@ class JsonlStore:
             `list[tuple[int, int]]`: Place and length of each, for [`JsonlStore.get`].
 
         Raises:
-            `OSError`: they could not be written (a full disk); with the file's name.
+            `OSError`: they could not be written (a full disk), or the file is no longer there; with the file's name.
         """
         # ASCII only: a lone surrogate in an entry would otherwise be an entry that cannot be stored.
         lines = [json.dumps(entry, separators=(",", ":")).encode("ascii") + b"\n" for entry in entries]
@@ -199,6 +200,9 @@ class JsonlStore:
             while view:
                 view = view[os.write(self._file, view) :]
             os.fsync(self._file)
+            # What goes into a file that was deleted is lost when this process ends.
+            if not os.path.samestat(os.stat(self.path), os.fstat(self._file)):
+                raise FileNotFoundError(errno.ENOENT, "Replaced by another file")
         except OSError as error:
             os.ftruncate(self._file, self.size)  # half a line here would spoil the next one
             raise OSError(error.errno, error.strerror, str(self.path)) from None

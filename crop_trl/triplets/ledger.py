@@ -8,6 +8,7 @@ its own line is on disk, and while one fsync is under way the lines of everybody
 import asyncio
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -18,6 +19,7 @@ from .. import files
 from .settings import TripletSettings
 
 HEADER = {"ledger_format": 1}
+LONGEST_ENTRY = 64_000  # bytes that the disk must have for each request in flight
 
 
 class LedgerError(RuntimeError):
@@ -91,20 +93,40 @@ class Ledger:
         try:
             while self._waiting:
                 batch, self._waiting = self._waiting, []
-                entries, waiting = zip(*batch, strict=True)
-                try:
-                    places = await loop.run_in_executor(self._writer, self._store.append, entries)
-                except OSError as error:
-                    failure = LedgerError(f"{self.path} cannot be written ({error.strerror}); make room and run again.")
-                    for written in waiting:
-                        if not written.done():
-                            written.set_exception(failure)
-                    continue
-                for written, place in zip(waiting, places, strict=True):
-                    if not written.done():
-                        written.set_result(place)
+                results = await loop.run_in_executor(self._writer, self._write, [entry for entry, _ in batch])
+                for (_, written), result in zip(batch, results, strict=True):
+                    if written.done():
+                        continue
+                    if isinstance(result, OSError):
+                        written.set_exception(self._failure(result))
+                    else:
+                        written.set_result(result)
         finally:
             self._flush_task = None
+
+    def _write(self, entries: list[Mapping[str, Any]]) -> list[tuple[int, int] | OSError]:
+        """The place of each entry, or what kept it from the disk: a short one may fit where not all do."""
+        try:
+            return self._store.append(entries)
+        except OSError as error:
+            return [error] if len(entries) == 1 else [self._write([entry])[0] for entry in entries]
+
+    def _failure(self, error: OSError) -> LedgerError:
+        if isinstance(error, FileNotFoundError):
+            return LedgerError(f"{self.path} is no longer there; leave it where it is while a run goes on.")
+        return LedgerError(f"{self.path} cannot be written ({error.strerror}); make room and run again.")
+
+    def check_room(self, requests: int) -> None:
+        """Raise [`LedgerError`] where the disk may not hold the answers of so many requests, before they are sent."""
+        try:
+            free = shutil.disk_usage(self.path.parent).free
+        except OSError as error:
+            raise self._failure(error) from None
+        if free < requests * LONGEST_ENTRY:
+            raise LedgerError(
+                f"The disk of {self.path} has only {free / 1e6:.1f} MB left, too little for the answers of {requests} "
+                "requests in flight; make room and run again."
+            )
 
     def _check_header(self) -> None:
         """Refuse a file of somebody else before a line of it is touched; the header itself may be half written."""

@@ -133,9 +133,10 @@ async def _generate(settings: TripletSettings, progress: bool) -> RunResult:
             )
         except OSError as error:
             # What stopped the run says more than what it brought about here (a full disk: both).
+            kept = f"every answer is in {output.ledger}: make room and run again"
             raise result.error or LedgerError(
-                f"{error.filename or output.path} cannot be written ({error.strerror}); every answer is in "
-                f"{output.ledger}: make room and run again."
+                f"{error.filename or output.path} cannot be written ({error.strerror}); "
+                f"{kept if output.ledger.exists() else f'{output.ledger} is no longer there either'}."
             ) from error
     return result
 
@@ -194,6 +195,7 @@ class Run:
     error: Exception | None = None
     _failures: int = 0
     _requests: int = 0
+    _lost: int = 0  # answers that did not reach the disk
     _pending: dict[str, asyncio.Task] = field(default_factory=dict)
     _settled: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -232,6 +234,8 @@ class Run:
 
         with bar, on_interrupt(interrupt):
             await asyncio.gather(*(work() for _ in range(min(self.settings.concurrency, len(problems)))))
+        if self._lost:
+            self.error = LedgerError(f"{self.error} Answers that came and could not be kept: {self._lost}.")
         finished = [record for record in records if record is not None]
         return RunResult(finished, len(problems), self.stopped, self.error, self._requests)
 
@@ -343,7 +347,11 @@ class Run:
             fields = answer.to_entry()
             usage = stated_usage(fields.pop("usage"), messages, answer.content)
             entry = {"key": key, **facts, "time": now(), "usage": usage, "answer": fields}
-            await self._store(kind, entry)
+            try:
+                await self._store(kind, entry)
+            except LedgerError:
+                self._lost += 1
+                raise
             self.account.add(entry)
         finally:
             self.account.release(cost)  # only now: while the answer is being written it is spent, but not booked
@@ -365,6 +373,7 @@ class Run:
             await self._settled.wait()
         if self.stopped:
             raise Stopped
+        self.ledger.check_room(self.account.in_flight + 1)
         self.account.reserve(cost)
         return cost
 

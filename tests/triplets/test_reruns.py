@@ -1,10 +1,13 @@
 """What a rerun asks, and what it keeps: whatever ended the run before, no answer is lost or paid for twice."""
 
 import json
+import re
+import shutil
 import time
+from types import SimpleNamespace
 
 import pytest
-from triplets.running import FAST, every_plan, flags, generate, records_by_id, served
+from triplets.running import FAST, KEY, every_plan, flags, generate, records_by_id, served
 from triplets.scripted_server import PLANS
 
 from crop_trl.triplets.costs import Account
@@ -194,6 +197,37 @@ def test_a_full_disk_is_named_and_costs_nothing(start_server, problems, program,
     assert len(served(log)) - len(kept) <= 2 * (unwritten == "ledger")
     assert generate(url, source, output.path).stopped is None
     assert len(records_by_id(output.path)) == count and len(served(log)) <= 2 * count + 2
+
+
+@pytest.mark.multiprocess
+def test_a_folder_that_is_deleted_ends_the_run(start_server, problems, program, tmp_path):
+    log, output = tmp_path / "log", tmp_path / "out"
+    url = start_server("--log", str(log), "--latency", "0.02")
+    source = problems(*(f"[plan:good] {n} and 1" for n in range(2_000)))
+    process = program("--input", source, "--output", str(output), "--base-url", url, "--concurrency", "8")
+    while sum(1 for _ in read_entries(output / "ledger.jsonl")) < 20:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    shutil.rmtree(output)
+    _, errors = process.communicate()
+    (error,) = (line for line in errors.splitlines() if line.startswith("error:"))
+    assert process.returncode == 1 and "ledger.jsonl is no longer there" in error and len(served(log)) < 4_000
+    lost = re.search(r"could not be kept: (\d+)", error)
+    assert lost is None or int(lost[1]) <= 8
+
+
+def test_nothing_is_sent_that_the_disk_may_not_hold(start_server, problems, tmp_path, monkeypatch):
+    log, output = tmp_path / "log", tmp_path / "out"
+    url, source = start_server("--log", str(log)), problems(*(f"[plan:good] {n} and 1" for n in range(9)))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=200_000))
+    result = generate(url, source, output, concurrency=5)
+    assert "has only 0.2 MB left" in str(result.error) and len(served(log)) == sum(
+        1 for _ in read_entries(output / "ledger.jsonl")
+    )
+    assert 0 < len(served(log)) <= 3
+    monkeypatch.undo()
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    assert generate(url, source, output).error is None and len(served(log)) == 18
 
 
 def test_a_rerun_that_leaves_out_duplicates_does_not_keep_them(start_server, problems, tmp_path):
