@@ -108,7 +108,7 @@ def main() -> None:
             scorer = connect_teacher(None, tokenizer, config)
         else:
             # Anew each time: a new configuration resets the state that all accelerators share.
-            scorer = make_teacher(args.teacher, student, config, tokenizer.pad_token_id, Accelerator(cpu=cpu))
+            scorer = make_teacher(args.teacher, student, config, tokenizer, Accelerator(cpu=cpu))
         collect_signals(needs, {"teacher": scorer}, prompts, responses)  # kernels load, connections open
         scorer.stats.reset()
         started = time.perf_counter()

@@ -178,13 +178,16 @@ class CROPConfig(GRPOConfig):
         if isinstance(self.report_to, str) and "," in self.report_to:
             # A command line cannot give a list here.
             self.report_to = [name.strip() for name in self.report_to.split(",") if name.strip()]
+        if self.epsilon_high is None:
+            self.epsilon_high = self.epsilon
         self._check_own_fields()
         if self.prompts_per_step is not None:
             self.gradient_accumulation_steps = checks.accumulation_steps(
                 self.prompts_per_step, self.num_generations, self.per_device_train_batch_size
             )
-        if self.use_vllm and self.vllm_max_model_length is None and self.max_prompt_length is not None:
-            self.vllm_max_model_length = self.max_prompt_length + self.max_completion_length
+        limits = (self.max_prompt_length, self.max_completion_length)
+        if self.use_vllm and self.vllm_max_model_length is None and None not in limits:
+            self.vllm_max_model_length = sum(limits)
         super().__post_init__()
         for name in self.report_to:
             if name not in INTEGRATION_TO_CALLBACK:
@@ -250,9 +253,9 @@ class CROPConfig(GRPOConfig):
         checks.check_number("min_tokens", self.min_tokens, 1, whole=True)
         response_budget(0, self.retention_ratio, self.min_tokens)
         batches = ("num_generations", "num_iterations", "per_device_train_batch_size", "gradient_accumulation_steps")
-        own = ("score_top_k", "score_tokens_per_batch", "credit_num_negatives", "max_completion_length")
+        own = ("score_top_k", "score_tokens_per_batch", "credit_num_negatives")
         checks.check_numbers(values(*batches, *own), 1, whole=True)
-        optional = ("max_prompt_length", "prompts_per_step", "steps_per_generation")
+        optional = ("max_prompt_length", "max_completion_length", "prompts_per_step", "steps_per_generation")
         checks.check_numbers(values(*optional), 1, whole=True, optional=True)
         checks.check_numbers(values("selector_seed", "credit_seed", "selection_export_steps"), 0, whole=True)
         checks.check_numbers(values("lambda_opd", "epsilon", "epsilon_high"), 0)

@@ -63,7 +63,26 @@ def prompt_text(prompt) -> str | None:
     if prompt is None or isinstance(prompt, str):
         return prompt
     messages = [prompt] if isinstance(prompt, Mapping) else prompt
-    return "\n".join(str(message["content"]) for message in messages)
+    return "\n".join(_content_text(message.get("content")) for message in messages)
+
+
+def _content_text(content) -> str:
+    """A message's content as one text; it may be in parts, and a call of a tool has none."""
+    if isinstance(content, list):
+        return "".join(part if isinstance(part, str) else part.get("text", "") for part in content)
+    return "" if content is None else str(content)
+
+
+def normal_prompt(prompt, tokenizer: PreTrainedTokenizerBase):
+    """
+    A prompt as a tokenizer takes it: of messages each content as one text, since most chat templates write out the list
+    of its parts; plain text without a beginning-of-sequence token, where the tokenizer puts one there.
+    """
+    if isinstance(prompt, str):
+        begin = tokenizer.bos_token
+        adds_it = begin and prompt.startswith(begin) and tokenizer(text="")["input_ids"][:1] == [tokenizer.bos_token_id]
+        return prompt.removeprefix(begin) if adds_it else prompt
+    return [{**m, "content": _content_text(m["content"])} if isinstance(m.get("content"), list) else m for m in prompt]
 
 
 def prompt_texts(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
@@ -204,8 +223,12 @@ def is_chat(prompt, column: str) -> bool:
     if isinstance(prompt, str):
         return False
     well_formed = isinstance(prompt, list) and all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) and m.get("content") is not None for m in prompt
+        isinstance(m, dict) and isinstance(m.get("role"), str) and (m.get("content") or m.get("tool_calls")) is not None
+        for m in prompt
     )
+    parts = [m["content"] for m in prompt if isinstance(m.get("content"), list)] if well_formed else []
+    if any(_not_text(part) for content in parts for part in content):
+        raise ValueError(f"`{column}` holds content that is no text, which is not supported; leave such rows out.")
     if not well_formed:
         raise ValueError(
             f"`{column}` must hold text or a list of messages with role and content, got {str(prompt)[:80]!r}."
@@ -213,37 +236,35 @@ def is_chat(prompt, column: str) -> bool:
     return True
 
 
+def _not_text(part) -> bool:
+    return not isinstance(part, str) and part.get("type", "text") != "text"
+
+
 def render_prompts(
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence,
-    chat_template_kwargs: dict | None = None,
-    add_generation_prompt: bool = True,
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence, add_generation_prompt: bool = True, **chat
 ) -> list[list[int]]:
-    """Token ids of prompts, chat messages or plain text, as the trainer will sample from them."""
+    """
+    Token ids of prompts, chat messages or plain text, as the trainer will sample from them; `chat` goes to the
+    template, `tools` among it.
+    """
     if not prompts:
         return []
+    prompts = [normal_prompt(prompt, tokenizer) for prompt in prompts]
     if isinstance(prompts[0], str):
-        return tokenizer(text=list(prompts))["input_ids"]
-    return tokenizer.apply_chat_template(
-        conversation=list(prompts),
-        add_generation_prompt=add_generation_prompt,
-        tokenize=True,
-        return_dict=True,
-        **(chat_template_kwargs or {}),
-    )["input_ids"]
+        return tokenizer(text=prompts)["input_ids"]
+    opening = {"add_generation_prompt": add_generation_prompt, "tokenize": True, "return_dict": True}
+    return tokenizer.apply_chat_template(conversation=prompts, **opening, **chat)["input_ids"]
 
 
-def generation_suffix(
-    tokenizer: PreTrainedTokenizerBase, prompt, chat_template_kwargs: dict | None = None
-) -> list[int] | None:
+def generation_suffix(tokenizer: PreTrainedTokenizerBase, prompt, **chat) -> list[int] | None:
     """
     Token ids that the chat template puts after the user's turn to open the response, or `None` for plain prompts and
     for templates that rewrite what came before.
     """
     if isinstance(prompt, str):
         return None
-    (opened,) = render_prompts(tokenizer, [prompt], chat_template_kwargs)
-    (closed,) = render_prompts(tokenizer, [prompt], chat_template_kwargs, add_generation_prompt=False)
+    (opened,) = render_prompts(tokenizer, [prompt], **chat)
+    (closed,) = render_prompts(tokenizer, [prompt], add_generation_prompt=False, **chat)
     return opened[len(closed) :] if opened[: len(closed)] == closed else None
 
 

@@ -29,13 +29,14 @@ from .models.adapters import check_adapter, is_adapter
 from .models.distributed import gather_ragged
 from .models.dropout import remove_dropout
 from .models.sampling import own_distribution, warn_of_filters
-from .prompts import NEGATIVE, PROMPT_COLUMNS, draw_negatives, prompt_kinds, tokenize_variants
+from .prompts import NEGATIVE, PROMPT_COLUMNS, draw_negatives, normal_prompt, prompt_kinds, tokenize_variants
 from .scoring import Scorer
 from .scoring.preflight import PreflightReport, check_own_logits, run_preflight
 from .scoring.signals import collect_signals
 from .scoring.student import make_student
 from .scoring.teacher import connect_teacher, make_teacher
 from .training import data
+from .training.arguments import check_arguments, check_order, no_reward, ready_student
 from .training.callbacks import (
     ConsoleLines,
     EngineGapWatch,
@@ -58,26 +59,6 @@ from .training.update import MicroBatch, Rollout, cut_rollout, make_micro_batch
 
 # Evaluation looks at the student as it is: no selection, and so no triplet.
 _EVALUATION_METHOD = "opd"
-
-
-def _check_arguments(teacher, reward_funcs, args: CROPConfig, **kwargs) -> None:
-    """What the trainer is given goes together. Raises `ValueError`."""
-    if teacher is None and not args.teacher_server_urls:
-        raise ValueError(
-            "No teacher: pass `teacher` to the trainer, or set `teacher_model_name_or_path` or `teacher_server_urls`."
-        )
-    if teacher is not None and not isinstance(teacher, (str, PreTrainedModel, Scorer)):
-        raise ValueError(f"`teacher` must be a path, a model or a scorer, got {type(teacher).__name__}.")
-    for name in ("environment_factory", "rollout_func"):
-        if kwargs.get(name) is not None:
-            raise ValueError(f"`{name}` is not supported: responses must follow the dataset's own prompts.")
-    if reward_funcs is no_reward and args.lambda_opd == 0:
-        raise ValueError("`lambda_opd` 0 without a reward trains nothing: raise it, or pass `reward_funcs`.")
-
-
-def no_reward(completions: list, **kwargs) -> list[float]:
-    """Reward of 0 for every response: distillation needs none, but GRPO asks for one."""
-    return [0.0] * len(completions)
 
 
 class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
@@ -125,10 +106,11 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         run_settings: Mapping[str, Any] | None = None,
         **kwargs,
     ):
+        check_order(teacher, reward_funcs)
         args = CROPConfig("crop") if args is None else args
         teacher = args.teacher_model_name_or_path if teacher is None else teacher
         reward_funcs = reward_funcs or no_reward
-        _check_arguments(teacher, reward_funcs, args, **kwargs)
+        check_arguments(model, teacher, reward_funcs, args, **kwargs)
         check_packages(args)
         check_hub(args)
         check_adapter(model, kwargs.get("peft_config"))
@@ -138,26 +120,27 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         else:
             data.check_same_tokenizer(tokenizer, teacher, teacher_processing_class, args.trust_remote_code)
         if train_dataset is not None:
-            train_dataset = data.prepare_prompts(train_dataset, tokenizer, args)
+            train_dataset = data.prepare_prompts(train_dataset, tokenizer, args, kwargs.get("tools"))
         adapter = kwargs.get("peft_config") is not None or is_adapter(model)
         checkpoint_to_resume(args.resume_from_checkpoint, args, train_dataset, adapter)
         check_output_dir(args)
         super().__init__(
-            model=model,
+            model=ready_student(model, args),
             reward_funcs=reward_funcs,
             args=args,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             **kwargs,
         )
-        self._check_student()
+        # The loss has no load-balancing term.
+        self.aux_loss_enabled = False
         self.run_settings = describe_run(teacher, args, run_settings)
         # The loss is normalised by the kept tokens of an optimizer step, so nothing else may rescale it.
         self.loss_is_scaled_for_ga = True
         self._start_metrics()
         self._add_callbacks()
         student = make_student(self.model, args, self._tokenizer.pad_token_id, self.accelerator)
-        teacher = make_teacher(teacher, self.model, args, self._tokenizer.pad_token_id, self.accelerator)
+        teacher = make_teacher(teacher, self.model, args, self._tokenizer, self.accelerator)
         self.scorers: dict[str, Scorer] = {"teacher": teacher, "student": student}
         warn_of_filters(self.model)
         if not args.on_policy and remove_dropout(self.model) and self.accelerator.is_main_process:
@@ -168,12 +151,6 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         if first_row is not None:
             self._preflight(first_row)
             self.add_callback(StudentPreflight(self, first_row))
-
-    def _check_student(self) -> None:
-        if self._is_vlm:
-            raise ValueError("Models that read images are not supported: pass a tokenizer as `processing_class`.")
-        if self.aux_loss_enabled:
-            raise ValueError("Mixture-of-experts students with a load-balancing loss are not supported.")
 
     def _add_callbacks(self) -> None:
         place_reports(self)
@@ -194,7 +171,7 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
             lambda several: self._tokenize_prompts(several)[0],
             self._tokenizer,
             top_k=self.args.score_top_k,
-            vocab_size=self.model.config.get_text_config().vocab_size,
+            num_tokens=len(self._tokenizer),
             student_ends=self.eos_token_ids,
             chat_template_kwargs=self.args.chat_template_kwargs,
         )
@@ -227,6 +204,9 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         mode = "train" if self.model.training else "eval"
         self._metrics[mode]["seconds/rollout"].append(time.perf_counter() - started)
         return output
+
+    def _tokenize_prompts(self, prompts: list):
+        return super()._tokenize_prompts([normal_prompt(prompt, self._tokenizer) for prompt in prompts])
 
     def _generate_single_turn(self, *args, **kwargs):
         with self._as_scored(), own_distribution(self.model):
@@ -418,6 +398,7 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
             lambda_opd=self.args.lambda_opd,
             epsilon_low=self.epsilon_low,
             epsilon_high=self.epsilon_high,
+            delta=self.args.delta,
         )
         self._log_update(inputs, terms, old_logprobs, output.entropy)
         loss = terms.loss.sum() / token_count(terms.loss, inputs.num_items)

@@ -2,10 +2,14 @@
 
 import pytest
 import torch
-from peft import LoraConfig
+from architectures import tiny_model
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model
 from tiny import flat_weights, make_model, make_rows, make_tokenizer, make_trainer, metric
+from transformers import AutoModelForCausalLM
+from trl import GRPOConfig
 
-from crop_trl import CROPTrainer
+from crop_trl import CROPConfig, CROPTrainer
 from crop_trl.methods import METHODS
 
 
@@ -229,17 +233,6 @@ def test_truncated_responses_can_be_left_out(tmp_path):
     assert metric(trainer, "selection/selected_tokens")[0] == pytest.approx(expected)
 
 
-def test_long_prompts_leave_and_are_counted(tmp_path, capsys):
-    rows = make_rows(16)
-    long = [{"role": "user", "content": " ".join(["plus"] * 40)}]
-    rows = rows.map(lambda row, i: {"counterfactual_prompt": long} if i < 3 else {}, with_indices=True)
-    trainer = make_trainer(tmp_path, rows=rows, max_prompt_length=30, disable_tqdm=False)
-    assert len(trainer.train_dataset) == 13
-    assert "3 of 16 rows left out" in capsys.readouterr().out
-    # Pure distillation reads the original prompt only, so it loses no row.
-    assert len(make_trainer(tmp_path, rows=rows, max_prompt_length=30, method="opd").train_dataset) == 16
-
-
 def test_reports_to_tensorboard(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -330,10 +323,54 @@ def test_what_cannot_work_is_refused(tmp_path):
         make_trainer(tmp_path, student=student, teacher=student)
     with pytest.raises(ValueError, match="PromptTuningConfig is not supported"):
         make_trainer(tmp_path, peft_config=PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM"))
-    with pytest.raises(ValueError, match="58 vocabulary entries, fewer than the 100"):
-        make_trainer(tmp_path, student=make_model(0, vocab=100))
+    with pytest.raises(ValueError, match="40 vocabulary entries, fewer than the 58 tokens"):
+        make_trainer(tmp_path, teacher=make_model(1, vocab=40))
     with pytest.warns(UserWarning, match="trainable weights are bfloat16"):
         make_trainer(tmp_path, student=make_model(0).to(torch.bfloat16))
+
+
+def test_what_a_user_may_pass_works(tmp_path):
+    """A head with fewer padding rows, a teacher with an adapter, the folder of an adapter, experts, no upper limits."""
+    padded = make_model(0, vocab=100)
+    with torch.no_grad():
+        padded.lm_head.weight[58:] = 0
+        padded.lm_head.weight[:, 0] = 9.0  # what only pads the head is never drawn
+    adapter = LoraConfig(r=4, init_lora_weights=False, target_modules=["lm_head", "q_proj"])
+    folder = tmp_path / "adapter"
+    base = make_model(0)
+    base.save_pretrained(tmp_path / "base")
+    make_tokenizer().save_pretrained(tmp_path / "base")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    get_peft_model(loaded, LoraConfig(r=4, target_modules=["q_proj"])).save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    torch.manual_seed(0)
+    experts = tiny_model("Qwen3MoeForCausalLM")
+    experts.generation_config.eos_token_id = 1
+    for given in (
+        {"teacher": get_peft_model(make_model(1), adapter)},
+        {"teacher": str(folder)},
+        {"student": str(folder)},
+        {"student": experts},
+        {"epsilon_high": None, "delta": 2.0, "max_completion_length": 12},
+        {"rows": make_rows(16).map(lambda row: {"images": [None]})},
+    ):
+        trainer = make_trainer(tmp_path / "run", **given)
+        before = flat_weights(trainer.model)
+        trainer.train()
+        assert not torch.equal(before, flat_weights(trainer.model)), given
+
+
+def test_arguments_in_grpos_order_and_others_are_told(tmp_path):
+    rows, teacher = Dataset.from_list(make_rows(16)), make_model(1)
+    settings = {"use_cpu": True, "bf16": False}
+    grpo, crop = GRPOConfig(str(tmp_path), **settings), CROPConfig(str(tmp_path), **settings)
+    for arguments, message in (
+        ((make_model(0), lambda completions, **kwargs: [0.0], crop, rows), "by name"),
+        ((make_model(0), teacher, None, grpo, rows), "must be a CROPConfig"),
+        ((make_model(0).requires_grad_(False), teacher, None, crop), "no weights that require a gradient"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            CROPTrainer(*arguments)
 
 
 def test_a_copy_of_the_student_runs_its_own_weights(tmp_path):

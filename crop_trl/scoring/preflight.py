@@ -56,7 +56,7 @@ def run_preflight(
     tokenizer: PreTrainedTokenizerBase,
     *,
     top_k: int,
-    vocab_size: int,
+    num_tokens: int,
     student_ends: Iterable[int],
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> PreflightReport:
@@ -74,10 +74,10 @@ def run_preflight(
     prompt = prompts["original"][0]
     others = [ids for kind in kinds for ids in prompts[kind]]
     response = others[-1][:_RESPONSE_TOKENS]
-    last = vocab_size - 1  # any token the student can sample must be one that the teacher can score
+    last = num_tokens - 1  # any token of the vocabulary must be one that the teacher can score
     alone = scorer.score([prompt, prompt], [response, [last]])
     check_scored(alone, 2, "teacher")
-    wanted = min(top_k, vocab_size)
+    wanted = min(top_k, num_tokens)
     if alone.top_k < wanted:
         raise ValueError(
             f"`score_top_k` is {wanted}, but the teacher returns {alone.top_k} entries at each position; make it "
@@ -117,7 +117,7 @@ def check_own_logits(scorer: LocalScorer, prompt: Sequence[int], response: Seque
 
 
 def _check_renderings(prompts, row, tokenizer, chat_template_kwargs) -> None:
-    suffix = generation_suffix(tokenizer, row["prompt"], chat_template_kwargs)
+    suffix = generation_suffix(tokenizer, row["prompt"], **(chat_template_kwargs or {}))
     for kind, several in prompts.items():
         for ids in several:
             check_rendering(PROMPT_COLUMNS[kind], ids, suffix)

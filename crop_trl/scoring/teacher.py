@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 
 from accelerate import Accelerator
+from peft import PeftModel
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from trl.distributed import DistributedBackend
 
@@ -37,17 +38,39 @@ def connect_teacher(teacher: str | None, tokenizer: PreTrainedTokenizerBase | No
     # The smallest sequence there is: tells whether the server returns K entries.
     scorer.score([[0]], [[0]])
     scorer.stats.reset()
-    scorer.check_length((args.max_prompt_length or 0) + args.max_completion_length)
+    scorer.check_length((args.max_prompt_length or 0) + (args.max_completion_length or 0))
     if tokenizer is not None:
         scorer.check_vocabulary(tokenizer)
     return scorer
 
 
+def _load(path: str, init_kwargs: dict, given: dict | None) -> PreTrainedModel:
+    """A causal language model from a folder or the hub, all of whose weights are there."""
+    try:
+        model, loaded = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True, **init_kwargs)
+    except TypeError as error:
+        raise ValueError(
+            f"The teacher cannot be loaded with `teacher_init_kwargs` {masked(given)} ({error}); take out what "
+            "`from_pretrained` does not know."
+        ) from error
+    if loaded["missing_keys"]:
+        missing = ", ".join(sorted(loaded["missing_keys"])[:3])
+        raise ValueError(
+            f"The teacher {path!r} has no {missing}, which would be random, as of a reward model or a classifier; "
+            "choose a causal language model."
+        )
+    return model
+
+
 def make_teacher(
-    teacher: str | PreTrainedModel | Scorer, student: PreTrainedModel, args, pad_token_id: int, accelerator: Accelerator
+    teacher: str | PreTrainedModel | PeftModel | Scorer,
+    student: PreTrainedModel,
+    args,
+    tokenizer: PreTrainedTokenizerBase,
+    accelerator: Accelerator,
 ) -> Scorer:
     """The scorer of a teacher: of a model, of one that is loaded from a path, or the scorer that is given."""
-    sharded = args.teacher_placement == "sharded"
+    sharded, num_tokens = args.teacher_placement == "sharded", len(tokenizer)
     if isinstance(teacher, str):
         init_kwargs = {
             "dtype": "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32",
@@ -61,20 +84,16 @@ def make_teacher(
             init_kwargs.setdefault("device_map", {"": accelerator.device})
         # ZeRO-3 splits the weights as they are read, so that no process ever holds them all.
         with nullcontext() if sharded and DistributedBackend(accelerator).is_zero3 else load_whole():
-            try:
-                teacher = AutoModelForCausalLM.from_pretrained(teacher, **init_kwargs)
-            except TypeError as error:
-                raise ValueError(
-                    f"The teacher cannot be loaded with `teacher_init_kwargs` {masked(args.teacher_init_kwargs)} "
-                    f"({error}); take out what `from_pretrained` does not know."
-                ) from error
+            teacher = _load(teacher, init_kwargs, args.teacher_init_kwargs)
+    if isinstance(teacher, PeftModel):
+        teacher = teacher.get_base_model()  # whose layers hold the adapter
     if not isinstance(teacher, PreTrainedModel):
         return teacher
-    entries, sampled = (model.config.get_text_config().vocab_size for model in (teacher, student))
-    if entries < sampled:
+    entries = teacher.config.get_text_config().vocab_size
+    if entries < num_tokens:
         raise ValueError(
-            f"The teacher has {entries} vocabulary entries, fewer than the {sampled} that the student can sample; "
-            "choose a teacher of the same family."
+            f"The teacher has {entries} vocabulary entries, fewer than the {num_tokens} tokens of the student's "
+            "tokenizer; choose a teacher of the same family."
         )
     own = {id(parameter) for parameter in student.parameters()}
     if any(id(parameter) in own for parameter in teacher.parameters()):
@@ -83,7 +102,7 @@ def make_teacher(
     restore_rotary_frequencies(teacher)
     scoring = {
         "top_k": args.score_top_k,
-        "pad_token_id": pad_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
         "tokens_per_batch": args.score_tokens_per_batch,
         "pad_to_multiple_of": args.pad_to_multiple_of,
     }

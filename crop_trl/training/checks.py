@@ -25,7 +25,6 @@ FIXED = {
     "sync_ref_model": (False, "there is no reference model to synchronise"),
     "loss_type": ("dapo", "the loss is a mean over the selected tokens of the global batch"),
     "importance_sampling_level": ("token", "selection works on tokens"),
-    "delta": (None, "the loss clips on both sides already"),
     "top_entropy_quantile": (1.0, "which tokens are trained is the method's choice"),
     "entropy_coef": (0.0, "dropped tokens have no entropy in the sparse update"),
     "use_adaptive_entropy": (False, "dropped tokens have no entropy in the sparse update"),
@@ -35,6 +34,7 @@ FIXED = {
 
 
 # Sampling that leaves the student's distribution alone.
+_HARMLESS = (("num_beams", 1), ("renormalize_logits", True), ("renormalize_logits", False), ("use_cache", True))
 _NEUTRAL_SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0, "min_p": None}
 
 
@@ -58,11 +58,12 @@ def check_fixed(values: Mapping[str, Any]) -> None:
     for name, (value, why) in FIXED.items():
         if values[name] != value:
             raise ValueError(f"`{name}={values[name]!r}` does not work here, {why}; leave it at {value!r}.")
-    if values["use_transformers_continuous_batching"] and values["bf16"] is not False:
-        raise ValueError(
-            "`use_transformers_continuous_batching` casts the trained weights to bf16 in place, where updates of "
-            "this size vanish; use `use_vllm` or plain generation instead."
-        )
+    for name in ("use_transformers_continuous_batching", "use_transformers_paged"):
+        if values.get(name) and (values["bf16"] is not False or values["fp16"]):
+            raise ValueError(
+                f"`{name}` casts the trained weights to half precision in place, where updates of this size vanish; "
+                "use `use_vllm` or plain generation instead."
+            )
     if values["router_aux_loss_coef"]:
         raise ValueError(
             f"`router_aux_loss_coef={values['router_aux_loss_coef']}` does not work here, the distillation loss has no "
@@ -73,8 +74,8 @@ def check_fixed(values: Mapping[str, Any]) -> None:
 def warn_of_sampling(values: Mapping[str, Any]) -> None:
     """Warn where rollouts are not sampled from the student's own distribution."""
     changed = {name: values[name] for name, same in _NEUTRAL_SAMPLING.items() if values[name] != same}
-    if isinstance(values["generation_kwargs"], dict):
-        changed |= values["generation_kwargs"]
+    extra = values["generation_kwargs"] if isinstance(values["generation_kwargs"], dict) else {}
+    changed |= {name: value for name, value in extra.items() if (name, value) not in _HARMLESS}
     if changed:
         warnings.warn(
             f"Rollouts are sampled with {', '.join(f'{name}={value}' for name, value in changed.items())}: the student "

@@ -1,7 +1,8 @@
 """Checks on datasets and tokenizers that belong before anything expensive starts."""
 
+import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import datasets
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -38,98 +39,105 @@ def check_columns(dataset, kinds: Sequence[str], method: str) -> None:
             f"{'is' if len(missing) == 1 else 'are'} missing (there are: {', '.join(first)}); build the dataset from "
             "triplet records, or choose a method that works on prompts alone, such as 'opd'."
         )
+    if first.get("chat_template_kwargs") is not None:
+        warnings.warn(
+            "The column `chat_template_kwargs` is not read; set `chat_template_kwargs` for all rows.", stacklevel=2
+        )
     if "prompts" in first:
         raise ValueError("`prompts` is not a dataset column the trainer can take beside `prompt`; rename or drop it.")
 
 
-def fit_prompts(
-    dataset: datasets.Dataset | datasets.IterableDataset,
-    kinds: Sequence[str],
-    tokenizer: PreTrainedTokenizerBase,
-    max_prompt_length: int | None,
-    chat_template_kwargs: dict | None = None,
-    show_progress: bool = True,
-):
-    """
-    Leave out rows that lack a prompt of these kinds or have one of more than `max_prompt_length` tokens as rendered,
-    check how each is rendered, and say how many left and why.
+class RowCheck:
+    """Which rows can be trained on, batch by batch, and why the others left: `dropped`, reason -> number."""
 
-    Raises `ValueError` when nothing is left, or a prompt is rendered differently from the others.
-    """
-    state: dict = {"chat": None, "suffix": None}
-    dropped: Counter = Counter()
+    def __init__(
+        self, needed: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_prompt_length: int | None, **chat
+    ):
+        self.needed, self.tokenizer, self.limit, self.chat = needed, tokenizer, max_prompt_length, chat
+        self.dropped: Counter = Counter()
+        self._is_chat: bool | None = None
+        self._suffix: list[int] | None = None
 
-    def reason_to_drop(row: dict) -> str | None:
-        for kind in kinds:
-            column, variants = PROMPT_COLUMNS[kind], prompt_variants(row, kind)
-            if not variants:
+    def __call__(self, batch: dict[str, list]) -> list[bool]:
+        """Whether each row of a batch stays. Raises `ValueError` for a prompt unlike the others."""
+        rows = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
+        reasons = [self._reason(row) for row in rows]
+        sound = [row for row, reason in zip(rows, reasons) if reason is None]
+        too_long = self._too_long(sound)
+        reasons = [next(too_long) if reason is None else reason for reason in reasons]
+        self.dropped.update(reason for reason in reasons if reason)
+        return [reason is None for reason in reasons]
+
+    def _reason(self, row: dict) -> str | None:
+        turns = None
+        for kind, column in PROMPT_COLUMNS.items():
+            variants = prompt_variants(row, kind)
+            if not variants and kind in self.needed:
                 return f"without {column}"
             for prompt in variants:
                 chat = is_chat(prompt, column)
                 if not prompt or (not chat and not prompt.strip()):
                     return f"with an empty {column}"
-                if state["chat"] is None:
-                    state["chat"] = chat
-                    state["suffix"] = generation_suffix(tokenizer, prompt, chat_template_kwargs)
-                if chat != state["chat"]:
+                if self._is_chat is None:
+                    self._is_chat = chat
+                    self._suffix = generation_suffix(self.tokenizer, prompt, **self.chat)
+                if chat != self._is_chat:
                     raise ValueError(
                         f"Prompts must all be conversational or all plain text, but `{column}` of {str(prompt)[:60]!r} "
                         "differs from the prompts before it."
                     )
+                roles = [message["role"] for message in prompt] if chat else None
+                turns = turns or roles
+                if roles != turns:
+                    raise ValueError(
+                        f"`{column}` has the turns {', '.join(roles)}, but `prompt` of the same row has "
+                        f"{', '.join(turns)}: scores would differ for another reason than the problem; give every kind "
+                        "of prompt the same turns."
+                    )
         return None
 
-    def too_long(ids_by_kind: dict) -> str | None:
-        for kind in kinds:
-            for ids in ids_by_kind[kind]:
-                check_rendering(PROMPT_COLUMNS[kind], ids, state["suffix"])
-                if max_prompt_length is not None and len(ids) > max_prompt_length:
-                    return f"with a prompt longer than max_prompt_length {max_prompt_length} tokens"
-        return None
+    def _too_long(self, rows: list[dict]) -> Iterator[str | None]:
+        """For each row the reason to leave it out for its length, of all the prompts that it has, or `None`."""
 
-    def fits(batch: dict[str, list]) -> list[bool]:
-        rows = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
-        reasons = [reason_to_drop(row) for row in rows]
-        sound = [i for i, reason in enumerate(reasons) if reason is None]
-        ids = {
-            kind: tokenize_variants(
-                [rows[i] for i in sound], kind, lambda p: render_prompts(tokenizer, p, chat_template_kwargs)
-            )
-            for kind in kinds
-        }
-        for place, i in enumerate(sound):
-            reasons[i] = too_long({kind: ids[kind][place] for kind in kinds})
-        dropped.update(reason for reason in reasons if reason)
-        return [reason is None for reason in reasons]
+        def render(prompts: list) -> list[list[int]]:
+            return render_prompts(self.tokenizer, prompts, **self.chat)
 
-    if not isinstance(dataset, datasets.Dataset):
-        return dataset.filter(fits, batched=True)
-    progress_was_on = datasets.is_progress_bar_enabled()
-    if not show_progress:
-        datasets.disable_progress_bars()
-    try:
-        kept = dataset.filter(fits, batched=True, load_from_cache_file=False, desc="Checking prompts")
-    finally:
-        if progress_was_on:
-            datasets.enable_progress_bars()
-    reasons = "; ".join(f"{count} {reason}" for reason, count in dropped.most_common())
-    if len(kept) == 0:
-        raise ValueError(f"No row is left of {len(dataset)}: {reasons}; raise the limit or mend the dataset.")
-    if reasons and show_progress:
-        print(f"{len(dataset) - len(kept)} of {len(dataset)} rows left out: {reasons}.")
-    return kept
+        ids = {kind: tokenize_variants(rows, kind, render) for kind in PROMPT_COLUMNS}
+        for place in range(len(rows)):
+            longest = 0
+            for kind, column in PROMPT_COLUMNS.items():
+                for rendered in ids[kind][place]:
+                    check_rendering(column, rendered, self._suffix)
+                    longest = max(longest, len(rendered))
+            over = self.limit is not None and longest > self.limit
+            yield f"with a prompt longer than max_prompt_length {self.limit} tokens" if over else None
 
 
-def prepare_prompts(dataset, tokenizer: PreTrainedTokenizerBase | None, args):
+def _without_images(dataset):
+    """A dataset without its columns of images, which have to be empty."""
+    columns = [name for name in ("images", "image") if name in (next(iter(dataset), None) or {})]
+    for row in dataset.select_columns(columns) if columns else ():
+        if any(row[name] not in (None, [], [None]) for name in columns):
+            raise ValueError(f"`{columns[0]}` holds images, which are not supported; leave such rows out.")
+    return dataset.remove_columns(columns) if columns else dataset
+
+
+def prepare_prompts(dataset, tokenizer: PreTrainedTokenizerBase | None, args, tools: list | None = None):
     """
-    Check the training prompts and leave out those that cannot be used; without a tokenizer their lengths are not known.
+    Check the training prompts and leave out those that cannot be used, before any model is loaded: rows that lack a
+    prompt which the method reads, or have one of more than `max_prompt_length` tokens as rendered. All methods train on
+    the same rows: every prompt that a row has counts. Without a tokenizer lengths are not known.
 
-    Raises `ValueError` when a column is missing, or fewer prompts are left than one step takes.
+    Raises `ValueError` when a column is missing, a prompt is rendered unlike the others, or fewer prompts are left than
+    one step takes.
     """
     kinds = prompt_kinds(get_method(args.method).needs)
     check_columns(dataset, kinds, args.method)
+    dataset = _without_images(dataset)
     if tokenizer is not None:
-        talk = args.process_index == 0 and not args.disable_tqdm
-        dataset = fit_prompts(dataset, kinds, tokenizer, args.max_prompt_length, args.chat_template_kwargs, talk)
+        chat = {**(args.chat_template_kwargs or {}), **({"tools": tools} if tools else {})}
+        check = RowCheck(kinds, tokenizer, args.max_prompt_length, **chat)
+        dataset = _fitting(dataset, check, talk=args.process_index == 0, progress=not args.disable_tqdm)
     prompts_per_batch = args.generation_batch_size // args.num_generations
     if isinstance(dataset, datasets.Dataset) and len(dataset) < prompts_per_batch:
         raise ValueError(
@@ -137,6 +145,34 @@ def prepare_prompts(dataset, tokenizer: PreTrainedTokenizerBase | None, args):
             "`prompts_per_step` or `per_device_train_batch_size`, or give more prompts."
         )
     return dataset
+
+
+def _fitting(dataset, check: RowCheck, talk: bool, progress: bool):
+    """The rows that stay, and a line on those that left; a stream says so as it is read."""
+    if not isinstance(dataset, datasets.Dataset):
+
+        def telling(batch: dict[str, list]) -> list[bool]:
+            known = set(check.dropped)
+            kept = check(batch)
+            for reason in check.dropped.keys() - known if talk else ():
+                print(f"Rows {reason} are left out.")
+            return kept
+
+        return dataset.filter(telling, batched=True)
+    progress_was_on = datasets.is_progress_bar_enabled()
+    if not (progress and talk):
+        datasets.disable_progress_bars()
+    try:
+        kept = dataset.filter(check, batched=True, load_from_cache_file=False, desc="Checking prompts")
+    finally:
+        if progress_was_on:
+            datasets.enable_progress_bars()
+    reasons = "; ".join(f"{count} {reason}" for reason, count in check.dropped.most_common())
+    if len(kept) == 0:
+        raise ValueError(f"No row is left of {len(dataset)}: {reasons}; raise the limit or mend the dataset.")
+    if reasons and talk:
+        print(f"{len(dataset) - len(kept)} of {len(dataset)} rows left out: {reasons}.")
+    return kept
 
 
 def tokenizer_of(model, processing_class, setting: str, trust_remote_code: bool = False):

@@ -23,10 +23,12 @@ def opd_terms(
     lambda_opd: float = 1.0,
     epsilon_low: float = 0.2,
     epsilon_high: float = 0.28,
+    delta: float | None = None,
 ) -> LossTerms:
     """
     Terms of the loss for each token (equation "crop-loss"): `max(-r A, -clip(r, 1 - epsilon_low, 1 + epsilon_high) A)`
-    with `r = exp(log S - log S_old)` and `A = w * (A_base - lambda_opd * (log S_old - log T))`.
+    with `r = exp(log S - log S_old)` and `A = w * (A_base - lambda_opd * (log S_old - log T))`. `delta` bounds the
+    first r, which nothing else does where A is negative (GRPO's two-sided clipping).
 
     All tensors are of one shape, flat over tokens or `[B, T]`; see [`sampled_opd_loss`] for what they are. Gradient
     flows through `logprobs` alone.
@@ -36,7 +38,8 @@ def opd_terms(
         advantages = advantages * weights.detach()
     ratio = torch.exp(logprobs - old_logprobs.detach())
     clipped = ratio.clamp(1.0 - epsilon_low, 1.0 + epsilon_high)
-    return LossTerms(torch.maximum(-ratio * advantages, -clipped * advantages), ratio.detach(), advantages)
+    bounded = ratio if delta is None else ratio.clamp(max=delta)
+    return LossTerms(torch.maximum(-bounded * advantages, -clipped * advantages), ratio.detach(), advantages)
 
 
 def sampled_opd_loss(
