@@ -7,6 +7,7 @@ import email.utils
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 import tenacity
 
@@ -74,11 +75,11 @@ def retrying(
             raise Stopped
 
     async def sleep_async(seconds: float) -> None:
-        try:
-            await asyncio.wait_for(stopping.wait(), seconds)
-        except asyncio.TimeoutError:
-            return
-        raise Stopped
+        if not stopping.is_set():
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(stopping.wait(), seconds)
+        if stopping.is_set():
+            raise Stopped
 
     threads = isinstance(stopping, threading.Event)
     return (tenacity.Retrying if threads else tenacity.AsyncRetrying)(

@@ -15,7 +15,7 @@ try:
 except ImportError as error:
     raise ImportError("Making triplets needs the extra `openai`; run `pip install 'crop-trl[openai]'`.") from error
 
-from ..retries import Transient, retry_after, retrying
+from ..retries import Stopped, Transient, retry_after, retrying
 from ..text import Redactor
 from .settings import TripletSettings
 
@@ -67,13 +67,14 @@ class Client:
         key = settings.api_key()
         self.settings = settings
         self.redact = Redactor(key)
-        self.mode = None if settings.response_format == "auto" else settings.response_format
         self._modes = MODES[MODES.index(known_mode) :] if known_mode in MODES else MODES
+        self.mode = None
+        if settings.response_format != "auto":
+            self._modes, self.mode = (settings.response_format,), settings.response_format
         self.retries: Counter = Counter()
         self.stopping = asyncio.Event()
         self.accepted = accepted
         self._answered = False  # by this process
-        self._detecting = asyncio.Lock()
         options: dict[str, Any] = {}
         try:
             import aiohttp  # noqa: F401
@@ -101,21 +102,19 @@ class Client:
             `EndpointError`: the endpoint is down, refuses the key or does not know the model.
             `Stopped`: the run was stopped while the request waited to be repeated.
         """
-        if self.mode:
-            return await self._repeat(messages, name, schema, self.mode)
-        async with self._detecting:
-            if self.mode:  # found by the request before
-                return await self._repeat(messages, name, schema, self.mode)
-            refused = None
-            for mode in self._modes:
-                try:
-                    answer = await self._repeat(messages, name, schema, mode)
-                except RequestRefused as error:
-                    refused = refused or error
-                else:
-                    self.mode = mode
-                    return answer
-            raise refused  # refused however it is asked for: something else is wrong with it
+        # Until one is answered, each request finds out for itself how JSON may be asked for: none waits for another.
+        modes = [self.mode] if self.mode else list(self._modes)
+        while True:
+            mode = modes.pop(0)
+            try:
+                answer = await self._repeat(messages, name, schema, mode)
+            except RequestRefused:
+                modes = [other for other in modes if self.mode in (None, other)]
+                if not modes:  # refused however it is asked for, or where others were not: something else is wrong
+                    raise
+            else:
+                self.mode = min(mode, self.mode or mode, key=MODES.index)
+                return answer
 
     async def _repeat(self, messages: list, name: str, schema: Mapping[str, Any], mode: str) -> Answer:
         body: dict[str, Any] = {**self.settings.request_fields(), "messages": messages}
@@ -150,6 +149,8 @@ class Client:
         return min(self.settings.max_retries, 2) if unreachable else self.settings.max_retries
 
     async def _send(self, body: dict[str, Any]) -> dict[str, Any]:
+        if self.stopping.is_set():
+            raise Stopped
         try:
             # `chat.completions.create` builds typed objects on both sides, which costs more time than everything else
             # here, and stumbles over endpoints whose answers lack a field.

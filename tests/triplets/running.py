@@ -1,6 +1,7 @@
 """What the tests of the triplet program share: short settings, a run, and what it left."""
 
 import json
+import urllib.request
 from pathlib import Path
 
 from triplets.scripted_server import PLANS
@@ -47,6 +48,12 @@ def generate(url: str, source: str, output: str | Path, **changes) -> RunResult:
     return generate_triplets(
         TripletSettings(input=[source], output=str(output), base_url=url, **(FAST | changes)), False
     )
+
+
+def stats(url: str, page: str = "stats") -> dict:
+    """How many requests came to a scripted server, are in flight, and were so at most; `release` lets them go."""
+    with urllib.request.urlopen(f"{url.removesuffix('/v1')}/{page}") as answer:
+        return json.loads(answer.read() or "null")
 
 
 def records_by_id(output: str | Path) -> dict[str, dict]:

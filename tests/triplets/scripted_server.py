@@ -4,9 +4,10 @@ Each problem has a plan, chosen by a checksum of its text (or by a `[plan:NAME]`
 the problem: a run's records can be checked one by one. Run it as a process of its own:
 
     python scripted_server.py --log FILE [--no-json-schema] [--no-json-mode] [--no-usage] [--key KEY] [--latency S]
-        [--plan NAME]
+        [--plan NAME] [--hold N]
 
-It prints its address. The log has one line per answer (a chat completion that was sent), with the answer's id.
+It prints its address. The log has one line per answer (a chat completion that was sent), with the answer's id. With
+`--hold N` requests wait until so many are in flight, or for a GET of `/release`; `/stats` says what came so far.
 """
 
 import argparse
@@ -89,6 +90,7 @@ PLANS = {
     "http_400": (1, "pending_repair", "good", "good", "400"),
     "http_400_critic": (1, "needs_review", "good", "good", "400_critic"),
     "http_403": (0, "pending_repair", "good", "good", "403"),
+    "http_drop": (0, "pending_repair", "good", "good", "drop"),
 }
 _WHEEL = [name for name, plan in PLANS.items() for _ in range(plan[0])]
 
@@ -247,16 +249,28 @@ class Server:
         self.seen: Counter = Counter()
         self.run = hashlib.sha256(str(id(self)).encode()).hexdigest()[:6]
         self.log = open(options.log, "a", buffering=1) if options.log else None
-        self.in_flight = self.most_in_flight = 0
+        self.in_flight = self.most_in_flight = self.arrived = 0
+        self.released = asyncio.Event()
 
     async def stats(self, request: web.Request) -> web.Response:
-        return web.json_response({"most_in_flight": self.most_in_flight, "requests": sum(self.seen.values())})
+        return web.json_response({
+            "most_in_flight": self.most_in_flight, "in_flight": self.in_flight, "arrived": self.arrived
+        })  # fmt: skip
+
+    async def release(self, request: web.Request) -> web.Response:
+        self.released.set()
+        return web.Response()
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         self.in_flight += 1
+        self.arrived += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:
-            return await self.answer(request, await request.json())
+            body = await request.json()
+            if self.in_flight >= self.options.hold:
+                self.released.set()
+            await self.released.wait()
+            return await self.answer(request, body)
         finally:
             self.in_flight -= 1
 
@@ -329,6 +343,9 @@ class Server:
             return error(400, "Your prompt was flagged.", "content_policy_violation")
         if fault == "403":
             return error(403, "Your input was flagged by moderation.", "moderation")
+        if fault == "drop":
+            request.transport.close()
+            return web.Response()
         if fault is None or not first:
             return None
         if fault == "429":
@@ -362,6 +379,7 @@ async def main() -> None:
     parser.add_argument("--key")
     parser.add_argument("--model")
     parser.add_argument("--plan")
+    parser.add_argument("--hold", type=int, default=0)
     parser.add_argument("--latency", type=float, default=0.0)
     parser.add_argument("--no-usage", action="store_true")
     parser.add_argument("--no-json-schema", action="store_true")
@@ -371,6 +389,7 @@ async def main() -> None:
     app = web.Application()
     app.router.add_post("/v1/chat/completions", server.chat)
     app.router.add_get("/stats", server.stats)
+    app.router.add_get("/release", server.release)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", options.port)

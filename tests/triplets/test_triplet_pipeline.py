@@ -2,13 +2,14 @@
 
 import asyncio
 import json
+import os
 import signal
+import threading
 import time
-import urllib.request
 from pathlib import Path
 
 import pytest
-from triplets.running import KEY, every_plan, generate, records_by_id, served
+from triplets.running import KEY, every_plan, generate, records_by_id, served, stats
 from triplets.scripted_server import PLANS
 
 from crop_trl.prompts import DEFAULT_PROMPT_TEMPLATE, wrap_problem
@@ -118,11 +119,42 @@ def test_a_gateway_that_forbids_single_requests_is_not_a_bad_key(start_server, p
     assert "refuses the key" in str(forbidden.error)
 
 
-def test_concurrency_is_used_and_kept(start_server, problems, tmp_path):
-    url = start_server("--latency", "0.2")
-    generate(url, problems(*(f"[plan:good] {n}" for n in range(64))), tmp_path / "out", concurrency=16)
-    stats = json.load(urllib.request.urlopen(url.removesuffix("/v1") + "/stats"))
-    assert 8 < stats["most_in_flight"] <= 16
+@pytest.mark.parametrize("options", [(), ("--no-json-schema",)])
+def test_concurrency_is_used_and_kept(start_server, problems, tmp_path, options):
+    """None is answered before all are in flight: no request waits for another to find out how to ask for JSON."""
+    url = start_server("--hold", "16", *options)
+    source = problems(*(f"[plan:good] {n} and 1" for n in range(20)))
+    result = generate(url, source, tmp_path / "out", concurrency=16, timeout=60)
+    assert {record["status"] for record in result.records} == {"strict_pass"}
+    counts = stats(url)
+    assert counts["most_in_flight"] == 16
+    # What is turned down is what was in flight when nothing was known yet.
+    assert 40 <= counts["arrived"] <= (40 + 16 if options else 40)
+
+
+def test_after_an_interrupt_nothing_is_sent(start_server, problems, tmp_path, monkeypatch):
+    url = start_server("--hold", "1000")
+    noted = threading.Event()
+    monkeypatch.setattr("crop_trl.triplets.pipeline.say", lambda text: noted.set())
+
+    def interrupt():
+        while stats(url)["in_flight"] < 8:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+        noted.wait()
+        stats(url, "release")
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    source = problems(*(f"[plan:good] {n} and 1" for n in range(40)))
+    result = generate(url, source, tmp_path / "out", concurrency=8, timeout=60)
+    assert (result.stopped, result.requests, stats(url)["arrived"]) == ("interrupted", 8, 8)
+
+
+def test_a_dead_server_is_given_up(start_server, problems, tmp_path):
+    url = start_server("--plan", "http_drop")
+    result = generate(url, problems(*map(str, range(100))), tmp_path / "out", concurrency=25, max_backoff=0.0)
+    assert "does not answer" in str(result.error)
+    assert stats(url)["arrived"] <= 3 * 25  # once, and twice again
 
 
 @pytest.mark.multiprocess
