@@ -208,7 +208,8 @@ def score(
         )
     responses = [generations[example.id, sample] for example, sample in asked]
     verdicts = grade_many([response.text for response in responses], [example.answer for example, _ in asked])
-    correct = np.array(verdicts).reshape(len(benchmark.examples), benchmark.samples)
+    # Where grading failed there is no verdict: counted as wrong, and said.
+    correct = np.array(verdicts, dtype=bool).reshape(len(benchmark.examples), benchmark.samples)
     mean, passed = mean_at_k(correct), pass_at_k(correct)
     lengths = [response.tokens for response in responses]
     return {
@@ -222,6 +223,7 @@ def score(
         "pass_at": {str(k): float(pass_at_k(correct, k).mean()) for k in pass_k},
         "correct": int(correct.sum()),
         "responses": len(responses),
+        "ungraded": verdicts.count(None),
         "average_length": None if None in lengths else float(np.mean(lengths)),
         "format_failures": float(np.mean([extract_boxed(response.text) is None for response in responses])),
         "truncated": float(np.mean([response.truncated for response in responses])),

@@ -64,6 +64,12 @@ def run_markdown(results: Mapping[str, Any]) -> str:
         f"Avg. {percent(results['average'])} ({_interval(results['average_interval'])}): the mean of the unrounded "
         f"Means of {', '.join(results['averaged'])}.\n"
     )
+    for name, row in results["benchmarks"].items():
+        if row["ungraded"]:
+            lines.append(
+                f"No verdict on {row['ungraded']} of {row['responses']} responses of {name}, which count as wrong: "
+                "grading them failed. `--regrade` grades them again.\n"
+            )
     lines.append(diagnostics_table({results.get("label") or results["model"]: results}))
     return "\n".join(lines)
 

@@ -30,8 +30,12 @@ module.main()
 START_SECONDS = 120.0
 
 
+class GradingFailed(Exception):
+    """There is no verdict: the workers died or stalled, or the time for all comparisons was used up."""
+
+
 class WorkerFailed(Exception):
-    """The worker died or was killed; `reason` is `"time"`, `"died"` or why it could not start."""
+    """The worker died or did not answer in time."""
 
 
 class Worker:
@@ -45,22 +49,22 @@ class Worker:
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for the caller
         )
-        self.ready = False
+        self.used: float | None = None  # its processor time at its last answer
         self.buffer = b""
 
-    def ask(self, request: dict, seconds: float) -> dict:
+    def wait_until_ready(self) -> None:
+        """Wait for the start. Raises `ImportError` without math-verify."""
+        if self.used is None and "error" in (hello := self._read(START_SECONDS)):
+            raise ImportError(hello["error"])
+
+    def ask(self, request: dict, seconds: float) -> bool:
         """Send a request and wait for its answer. Raises [`WorkerFailed`]; the worker is unusable then."""
-        if not self.ready:
-            hello = self._read(START_SECONDS)
-            if "error" in hello:
-                raise ImportError(hello["error"])
-            self.ready = True
         try:
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
             self.process.stdin.flush()
         except OSError:
-            raise WorkerFailed("died") from None
-        return self._read(seconds)
+            raise WorkerFailed("a grading process died") from None
+        return self._read(seconds)["same"]
 
     def _read(self, seconds: float) -> dict:
         deadline = time.monotonic() + seconds
@@ -69,21 +73,41 @@ class Worker:
             while b"\n" not in self.buffer:
                 left = deadline - time.monotonic()
                 if left <= 0 or not selector.select(left):
-                    raise WorkerFailed("time")
+                    raise WorkerFailed("a grading process stalled")
                 chunk = os.read(self.process.stdout.fileno(), 65536)
                 if not chunk:
-                    raise WorkerFailed("died")
+                    raise WorkerFailed("a grading process died")
                 self.buffer += chunk
         line, _, self.buffer = self.buffer.partition(b"\n")
-        return json.loads(line)
+        answer = json.loads(line)
+        self.used = answer.get("used")
+        return answer
 
-    def kill(self) -> None:
-        """End the process at once and reap it."""
+    def kill(self) -> float:
+        """End the process at once and reap it. Returns the processor time that it spent on its last request."""
         self.process.kill()
-        self.process.wait()
+        spent = 0.0
+        if self.process.returncode is None:
+            _, status, usage = os.wait4(self.process.pid, 0)
+            self.process.returncode = os.waitstatus_to_exitcode(status)
+            spent = usage.ru_utime + usage.ru_stime - self.used if self.used is not None else 0.0
         for pipe in (self.process.stdin, self.process.stdout):
             with contextlib.suppress(OSError):  # what the worker did not read any more
                 pipe.close()
+        return spent
+
+
+class Budget:
+    """Seconds of workers that the comparisons of one call may take together."""
+
+    def __init__(self, seconds: float):
+        self.left = seconds
+        self.lock = threading.Lock()
+
+    def spend(self, seconds: float) -> None:
+        """Take off what a comparison took."""
+        with self.lock:
+            self.left -= seconds
 
 
 class GradingPool:
@@ -94,7 +118,7 @@ class GradingPool:
         size (`int`, *optional*):
             Most workers at once; by default this process's share of the cores, at most 8.
         cpu_seconds (`float`, *optional*, defaults to `3.0`):
-            Processor time that one comparison may take.
+            Processor time that one comparison may take; one that takes longer finds no equality.
         wall_seconds (`float`, *optional*, defaults to `20.0`):
             Time after which a worker is killed, whatever it does.
     """
@@ -110,31 +134,40 @@ class GradingPool:
         self.idle: list[Worker] = []
         self.everyone: set[Worker] = set()
 
-    def same(self, gold: str, prediction: str) -> bool:
+    def same(self, gold: str, prediction: str, budget: Budget | None = None) -> bool:
         """
-        Whether two normalised answers are the same; `False` when that takes too long.
+        Whether two normalised answers are the same; `False` when the processor time for that runs out.
 
         Raises:
+            [`GradingFailed`]: there is no verdict, also after another try in a fresh process.
             `ImportError`: math-verify is not installed.
         """
         request = {"gold": gold, "prediction": prediction, "cpu_seconds": self.cpu_seconds}
-        with self.slots:
-            for attempt in range(2):
-                worker = self._take()
+        failure = WorkerFailed()
+        for _ in range(2):
+            with self.slots:
+                if budget is not None and budget.left <= 0:
+                    raise GradingFailed("the time for grading was used up")
+                worker, started = self._take(), None
                 try:
-                    answer = worker.ask(request, self.wall_seconds)
-                except BaseException as failure:
+                    worker.wait_until_ready()
+                    started = time.monotonic()
+                    verdict = worker.ask(request, self.wall_seconds)
+                except WorkerFailed as failed:
+                    if self._drop(worker) >= self.cpu_seconds:
+                        return False  # it had its time, in one long call that no signal interrupts
+                    failure = failed
+                    continue
+                except BaseException:
                     self._drop(worker)
-                    # A worker may have been killed from outside (out of memory, say): one more try, in a fresh one.
-                    if isinstance(failure, WorkerFailed) and str(failure) == "died" and attempt == 0:
-                        continue
-                    if isinstance(failure, WorkerFailed):
-                        return False
                     raise
+                finally:
+                    if budget is not None and started is not None:
+                        budget.spend(time.monotonic() - started)
                 with self.lock:
                     self.idle.append(worker)
-                return answer["same"]
-        return False
+                return verdict
+        raise GradingFailed(str(failure))
 
     def _take(self) -> Worker:
         with self.lock:
@@ -144,10 +177,10 @@ class GradingPool:
             self.everyone.add(worker)
             return worker
 
-    def _drop(self, worker: Worker) -> None:
+    def _drop(self, worker: Worker) -> float:
         with self.lock:
             self.everyone.discard(worker)
-        worker.kill()
+        return worker.kill()
 
     def close(self) -> None:
         """Kill all workers; the pool starts new ones when it is used again."""

@@ -5,9 +5,9 @@ here, exactly and at once; what needs computer algebra goes to processes that ca
 tower of powers costs seconds and a verdict, not the run.
 """
 
-import functools
 import logging
 import re
+from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,7 +16,7 @@ from .equivalence import Undecided, same
 from .equivalence import exact_scalars as exact
 from .latex import MAX_LAYERS, braced, normalize, squeeze
 from .numerals import MAX_DIGITS
-from .pool import shared_pool
+from .pool import Budget, GradingFailed, shared_pool
 
 logger = logging.getLogger(__name__)
 
@@ -119,17 +119,8 @@ def _plain_integer(text: str) -> tuple[str, str] | None:
     return "-" if match.group(1) == "-" and digits != "0" else "", digits
 
 
-def compare_answers(answer: str, gold: str) -> bool:
-    """
-    Whether a boxed answer equals the gold one.
-
-    Args:
-        answer (`str`): The content of the box.
-        gold (`str`): The right answer.
-
-    Returns:
-        `bool`
-    """
+def compare_answers(answer: str, gold: str, budget: Budget | None = None) -> bool:
+    """Whether a boxed answer equals the gold one. Raises [`GradingFailed`]."""
     if not answer.strip() or not gold.strip():
         return False
     numbers = _plain_integer(answer), _plain_integer(gold)
@@ -147,19 +138,28 @@ def compare_answers(answer: str, gold: str) -> bool:
     try:
         return same(gold, answer, exact)
     except Undecided:
-        return _by_algebra(gold, answer)
+        return _by_algebra(gold, answer, budget)
 
 
-@functools.lru_cache(maxsize=65536)
-def _by_algebra(gold: str, answer: str) -> bool:
+_verdicts: dict[tuple[str, str], bool] = {}  # of workers; a failure is no verdict and not kept
+MAX_VERDICTS = 65536
+
+
+def _by_algebra(gold: str, answer: str, budget: Budget | None) -> bool:
     global _warned_without_algebra
+    if (gold, answer) in _verdicts:
+        return _verdicts[gold, answer]
     try:
-        return shared_pool().same(gold, answer)
+        verdict = shared_pool().same(gold, answer, budget)
     except ImportError as error:
         if not _warned_without_algebra:
             _warned_without_algebra = True
             logger.warning("Answers that need algebra count as wrong (%s); `pip install crop-trl[eval]`.", error)
         return False
+    if len(_verdicts) >= MAX_VERDICTS:
+        _verdicts.clear()
+    _verdicts[gold, answer] = verdict
+    return verdict
 
 
 def require_algebra() -> None:
@@ -176,7 +176,7 @@ def grade(prediction: Any, gold: Any) -> bool:
     """
     Whether a response's final answer is right (appendix "Evaluation Details").
 
-    Safe in any thread; never raises, never hangs: a comparison that takes too long counts as wrong.
+    Safe in any thread; never raises, never hangs: a comparison that takes too long, or fails, counts as wrong.
 
     Args:
         prediction (`str`): The response. Anything that is no text is wrong.
@@ -186,25 +186,57 @@ def grade(prediction: Any, gold: Any) -> bool:
         `bool`
     """
     try:
+        return _grade(prediction, gold)
+    except GradingFailed as failure:
+        logger.warning("No verdict on an answer, which counts as wrong: %s.", failure)
+        return False
+
+
+def _grade(prediction: Any, gold: Any, budget: Budget | None = None) -> bool:
+    try:
         gold = _gold_text(gold)
         answer = extract_boxed(prediction)
         if answer is None or gold is None:
             return False
         if _several_answers(prediction):
             answer = _joint_answer(prediction)
-        return compare_answers(answer, gold)
+        return compare_answers(answer, gold, budget)
+    except GradingFailed:
+        raise
     except Exception as error:  # a fault of the grader must not cost a training run
         logger.warning("Grading failed with %s; the answer counts as wrong.", type(error).__name__)
         return False
 
 
-def grade_many(predictions: Iterable[Any], golds: Iterable[Any]) -> list[bool]:
-    """[`grade`] for pairs, as many at a time as there are worker processes; verdicts in the order given."""
+# What the comparisons of one call may take together, each a few milliseconds as a rule.
+CALL_SECONDS, PAIR_SECONDS = 30.0, 0.1
+
+
+def grade_many(predictions: Iterable[Any], golds: Iterable[Any]) -> list[bool | None]:
+    """
+    [`grade`] for pairs, as many at a time as there are worker processes; verdicts in the order given.
+
+    `None` stands where there is no verdict: the workers died or stalled, or the time for the whole call ran out. A
+    warning counts them, and asking again grades them.
+    """
     pairs = list(zip(predictions, golds, strict=True))
-    if len(pairs) < 2:
-        return [grade(*pair) for pair in pairs]
-    with ThreadPoolExecutor(shared_pool().size) as threads:
-        return list(threads.map(lambda pair: grade(*pair), pairs))
+    size = shared_pool().size
+    budget = Budget(size * (CALL_SECONDS + PAIR_SECONDS * len(pairs)))
+    failures: Counter[str] = Counter()
+
+    def verdict(pair: tuple[Any, Any]) -> bool | None:
+        try:
+            return _grade(*pair, budget)
+        except GradingFailed as failure:
+            failures[str(failure)] += 1
+            return None
+
+    with ThreadPoolExecutor(size) as threads:
+        verdicts = list(threads.map(verdict, pairs))
+    if failures:
+        reasons = "; ".join(f"{reason}: {count}" for reason, count in failures.items())
+        logger.warning("No verdict on %d of %d answers (%s).", verdicts.count(None), len(pairs), reasons)
+    return verdicts
 
 
 def completion_text(completion: Any) -> Any:
@@ -225,7 +257,8 @@ def accuracy_reward(prompts: list, completions: list, answer: list, **kwargs: An
         kwargs: Whatever else TRL passes.
 
     Returns:
-        `list[float | None]`: 1.0 or 0.0; `None` (no reward) where a row has no answer.
+        `list[float | None]`: 1.0 or 0.0; `None` (no reward) where a row has no answer, or grading it failed.
     """
     verdicts = grade_many([completion_text(completion) for completion in completions], answer)
-    return [None if gold is None else float(verdict) for verdict, gold in zip(verdicts, answer, strict=True)]
+    missing = [gold is None or verdict is None for verdict, gold in zip(verdicts, answer, strict=True)]
+    return [None if none else float(verdict) for verdict, none in zip(verdicts, missing)]

@@ -49,24 +49,21 @@ def main() -> None:
         print(json.dumps({"error": str(error)}), file=verdicts, flush=True)
         return
     signal.signal(signal.SIGPROF, _out_of_time)
-    print(json.dumps({"ready": True}), file=verdicts, flush=True)
+    print(json.dumps({"used": sum(os.times()[:2])}), file=verdicts, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
         seconds = request["cpu_seconds"]
-        # Processor time, so that a busy machine does not change verdicts. Should the caller be gone and the algebra sit
-        # in one long C call, the kernel ends the process.
+        # Processor time, so that a busy machine does not change verdicts. Should the algebra sit in one long C
+        # call, the kernel ends the process.
         used = sum(os.times()[:2])
-        limit("RLIMIT_CPU", used + 4 * seconds + 2)
+        limit("RLIMIT_CPU", used + seconds + 3)
+        verdict = False
         try:
             signal.setitimer(signal.ITIMER_PROF, seconds)
-            answer = {"same": bool(same(request["gold"], request["prediction"], scalars))}
+            verdict = bool(same(request["gold"], request["prediction"], scalars))
             signal.setitimer(signal.ITIMER_PROF, 0)
-        except OutOfTime:
-            answer = {"same": False, "why": "time"}
-        except MemoryError:
-            answer = {"same": False, "why": "memory"}
-        except Exception as error:
-            answer = {"same": False, "why": type(error).__name__}
+        except (OutOfTime, Exception):  # out of memory, too, and whatever a parser raises
+            pass
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
-        print(json.dumps(answer), file=verdicts, flush=True)
+        print(json.dumps({"same": verdict, "used": sum(os.times()[:2])}), file=verdicts, flush=True)
