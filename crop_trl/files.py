@@ -1,5 +1,6 @@
-"""Files that are whole or not there: one way to replace a file, one to read JSON, one store that survives a crash."""
+"""Files that are whole or not there: one way to replace a file, one to read rows, one store that survives a crash."""
 
+import csv
 import errno
 import json
 import os
@@ -8,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import yaml
 from filelock import FileLock, Timeout
 
@@ -22,7 +25,7 @@ class InUseError(ValueError):
 
 def looks_like_path(source: str) -> bool:
     """Whether a name can only be that of a file, there or not, and not that of something on the hub."""
-    return Path(source).suffix in (".json", ".jsonl") or source.startswith((".", "/", "~"))
+    return Path(source).suffix.lower() in (".json", ".jsonl", ".csv", ".parquet") or source.startswith((".", "/", "~"))
 
 
 @contextmanager
@@ -111,6 +114,49 @@ def iterate_jsonl(path: str | Path) -> Iterator[dict[str, Any]]:
             if not isinstance(record, dict):
                 raise FileFormatError(f"{path}, line {number} holds a {type(record).__name__}, not a JSON object.")
             yield record
+
+
+def read_rows(path: str | Path) -> list[dict[str, Any]]:
+    """
+    Rows of a Parquet, CSV or JSONL file or a JSON array. Cells of a CSV file are text, or `None` where they are empty:
+    nothing guesses what `007` or `1.50` may mean. Raises [`FileFormatError`] where it is none of them.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix == ".parquet":
+        try:
+            return pyarrow.parquet.read_table(path).to_pylist()
+        except pyarrow.ArrowException as error:
+            raise FileFormatError(f"{path} is no Parquet file ({str(error).splitlines()[0]}).") from None
+    if suffix == ".csv":
+        return _read_csv(path)
+    with open(path, "rb") as file:
+        if not file.read(1_000).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
+            return read_jsonl(path)
+    try:
+        rows = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise FileFormatError(f"{path} begins like a JSON array and is none ({str(error).splitlines()[0]}).") from None
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict):
+            raise FileFormatError(f"{path}: element {number} is a {type(row).__name__}, not a JSON object.")
+    return rows
+
+
+def _read_csv(path: str | Path) -> list[dict[str, Any]]:
+    csv.field_size_limit(2**31 - 1)  # a problem with a figure in it may be longer than Python's 128 KiB
+    rows = []
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, strict=True)
+            for row in reader:
+                if None in row:
+                    raise FileFormatError(f"{path}, line {reader.line_num} has more cells than the first line.")
+                rows.append({name: cell or None for name, cell in row.items()})
+    except UnicodeDecodeError:
+        raise FileFormatError(f"{path} is not UTF-8 text; save it so.") from None
+    except csv.Error as error:
+        raise FileFormatError(f"{path}, line {reader.line_num} is not CSV ({error}); mend or drop it.") from None
+    return rows
 
 
 @contextmanager

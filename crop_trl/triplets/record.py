@@ -14,7 +14,7 @@ from typing import Any
 
 import datasets
 
-from ..files import looks_like_path, read_jsonl
+from ..files import looks_like_path, read_rows
 from ..prompts import DEFAULT_PROMPT_TEMPLATE, PROMPT_COLUMNS, check_template, wrap_problem
 
 PROBLEM_FIELDS = tuple(f"{kind}_problem" for kind in PROMPT_COLUMNS)
@@ -163,14 +163,17 @@ def build_dataset(
 
 
 def load_records(source: str, split: str = "train", setting: str = "dataset_name") -> list[dict[str, Any]]:
-    """Read triplet records, or other rows, from a JSONL file or a hub dataset; errors name `setting`."""
+    """Triplet records, or other rows, of a JSONL, JSON, CSV or Parquet file or a hub dataset; errors name `setting`."""
     path = Path(source)
     if path.is_file():
-        return read_jsonl(path)
+        rows = read_rows(path)
+        for row in rows if path.suffix.lower() == ".csv" else ():
+            row |= {flag: row[flag].lower() == "true" for flag in FLAGS if row.get(flag)}
+        return rows
     if path.is_dir():
-        raise ValueError(f"`{setting}` {source!r} is a folder; give the JSONL file in it.")
+        raise ValueError(f"`{setting}` {source!r} is a folder; give the file in it.")
     if looks_like_path(source):
-        raise FileNotFoundError(f"`{setting}` {source!r} does not exist; give a JSONL file or a hub dataset's name.")
+        raise FileNotFoundError(f"`{setting}` {source!r} does not exist; give a file or a hub dataset's name.")
     try:
         return list(datasets.load_dataset(source, split=split))
     except (OSError, ValueError) as error:
@@ -193,7 +196,7 @@ def load_triplets(
     Read triplet records and make a dataset of those fit for training: [`load_records`], then [`build_dataset`].
 
     Args:
-        source (`str`): A JSONL file, or a hub dataset's name.
+        source (`str`): A JSONL, JSON, CSV or Parquet file, or a hub dataset's name.
         split (`str`): Of a hub dataset.
         template (`str`): Wrapper put round each problem.
         conversational (`bool`): Chat messages or plain text.

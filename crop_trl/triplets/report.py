@@ -71,7 +71,8 @@ def build_report(
         "outcomes": outcomes,
         "unfinished": unfinished,
         "begun": {"started": begun["started"], "problems": begun["input"]["problems"]} if begun else None,
-        "rejected_by_a_person": sum(_verdict(record) == "reject" for record in records),
+        # Of those that passed: the others are not in the sum that this is taken from.
+        "rejected_by_a_person": sum(_verdict(record) == "reject" and record["status"] in PASSED for record in records),
         "validated": len(accepted),
         "alternates": sum(len(record["alternates"]) for record in accepted),
         "repair": {

@@ -35,18 +35,20 @@ class TripletSettings:
     """
 
     input: list[str] = field(
-        default_factory=list, metadata={"help": "JSONL files of problems, or one hub dataset's name."}
+        default_factory=list,
+        metadata={"help": "Files of problems (JSONL, JSON, CSV, Parquet), or hub datasets' names."},
     )
     output: str = field(
         default="triplets", metadata={"help": "Directory for the ledger, the triplets and the report. Rerun to resume."}
     )
     split: str = field(default="train", metadata={"help": "Split of a hub dataset."})
     problem_column: str = field(
-        default="problem", metadata={"help": "Column of the problem: a text, or chat messages with one user turn."}
+        default="problem",
+        metadata={
+            "help": "Column of the problem: a text, or chat messages with one user turn. Dots reach into a mapping."
+        },
     )
-    answer_column: str = field(
-        default="answer", metadata={"help": "Column of the answer, copied into the record; dots reach into a mapping."}
-    )
+    answer_column: str = field(default="answer", metadata={"help": "Column of the answer, copied into the record."})
     id_column: str = field(default="id", metadata={"help": "Column of the id; rows without one are numbered."})
     input_template: str | None = field(
         default=None,

@@ -70,6 +70,12 @@ def read_problems(settings: TripletSettings) -> ProblemSet:
     if not rows:
         raise ValueError(f"`input` {', '.join(settings.input)} holds no rows; give files with one problem a line.")
     wrappers = [w for w in (settings.input_template, *KNOWN_WRAPPERS) if w]
+    for setting, usual in (("id_column", "id"), ("answer_column", "answer")):
+        column = getattr(settings, setting)
+        if column != usual and all(_cell(row, column) is None for row in rows):
+            raise ValueError(
+                f"`{setting}` {column!r} is in no row of `input` ({_columns(rows[0])}); name one, or none."
+            )
     problems = [_problem(number, row, settings, wrappers) for number, row in enumerate(rows)]
     seen: set[str] = set()
     for problem in problems:
@@ -90,21 +96,19 @@ def read_problems(settings: TripletSettings) -> ProblemSet:
 
 
 def _problem(number: int, row: Mapping[str, Any], settings: TripletSettings, wrappers: Iterable[str]) -> Problem:
-    if settings.problem_column not in row:
+    cell = _cell(row, settings.problem_column)
+    if cell is None and settings.problem_column not in row:
         raise ValueError(
-            f"`problem_column` {settings.problem_column!r} is missing in row {number + 1} of `input` (it has "
-            f"{', '.join(sorted(map(str, row)))}); name the column that holds the problem."
+            f"`problem_column` {settings.problem_column!r} is missing in row {number + 1} of `input` "
+            f"({_columns(row)}); name the column that holds the problem."
         )
-    written = _text(row[settings.problem_column])
+    written = _text(cell)
     text = written or ""
     for wrapper in wrappers:
         text = unwrap_problem(text, wrapper)
     # Screened before white space is stripped, since str.strip() takes some control characters with it.
     excluded = "not_text" if written is None else unclean_reason(text)
-    identifier = row.get(settings.id_column)
-    answer: Any = row
-    for name in settings.answer_column.split("."):
-        answer = answer.get(name) if isinstance(answer, Mapping) else None
+    identifier, answer = _cell(row, settings.id_column), _cell(row, settings.answer_column)
     return Problem(
         id=f"row_{number:06d}" if identifier is None else str(identifier),
         text=text if excluded else mend_problem(text).strip(),
@@ -112,6 +116,20 @@ def _problem(number: int, row: Mapping[str, Any], settings: TripletSettings, wra
         excluded=excluded,
         mended=not excluded and mend_problem(text) != text,
     )
+
+
+def _cell(row: Mapping[str, Any], column: str) -> Any:
+    """What a row has in a column, in whose name dots may reach into mappings."""
+    if column in row:
+        return row[column]
+    value: Any = row
+    for name in column.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _columns(row: Mapping[str, Any]) -> str:
+    return f"it has {', '.join(sorted(map(str, row)))}"
 
 
 def _text(value: Any) -> str | None:

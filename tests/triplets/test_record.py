@@ -1,7 +1,11 @@
 """Triplet records and how they become the trainer's columns."""
 
+import csv
+import io
 import json
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -211,7 +215,47 @@ def test_bad_line_is_named(tmp_path, line, said):
         read_jsonl(path)
 
 
-@pytest.mark.parametrize("source", ["nowhere.jsonl", "./nowhere", "data/nowhere.json"])
+def as_csv(rows):
+    file = io.StringIO(newline="")
+    writer = csv.DictWriter(file, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue()
+
+
+def test_a_table_of_any_kind_is_read(tmp_path):
+    rows = [record(id="007", answer="1.50"), record(id="8", answer=None, paraphrase_problem='Say "two",\nthen 3\u00e9')]
+    (tmp_path / "t.json").write_text("\ufeff" + json.dumps(rows, indent=1), encoding="utf-8")
+    (tmp_path / "t.csv").write_text(as_csv(rows), encoding="utf-8-sig", newline="")
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "t.parquet")
+    write_jsonl(tmp_path / "t.jsonl", rows)
+    for name in ("t.json", "t.csv", "t.parquet", "t.jsonl"):
+        assert load_records(str(tmp_path / name)) == rows, name
+        dataset, report = load_triplets(str(tmp_path / name))
+        assert (report.kept, dataset["id"][:], dataset["answer"][:]) == (2, ["007", "8"], ["1.50", None]), name
+    (tmp_path / "flags.csv").write_text(as_csv([record(validation_passed="FALSE"), record(usable_for_training="true")]))
+    assert load_triplets(str(tmp_path / "flags.csv"))[1].kept == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("t.json", '[{"id": 1}, 3]', "element 2 is a int, not a JSON object"),
+        ("t.json", '[{"id": 1}', "begins like a JSON array and is none"),
+        ("t.csv", "a,b\n1,2\n1,2,3\n", "line 3 has more cells"),
+        ("t.csv", 'a,b\n1,"2\n', "is not CSV"),
+        ("t.parquet", '{"id": 1}\n', "is no Parquet file"),
+    ],
+)
+def test_what_is_no_table_is_said(tmp_path, name, content, said):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(FileFormatError, match=said):
+        load_records(str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    "source", ["nowhere.jsonl", "nowhere.csv", "nowhere.parquet", "./nowhere", "data/nowhere.json"]
+)
 def test_missing_file(source, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError, match=f"{source}.*does not exist"):

@@ -78,6 +78,13 @@ def test_screening_wrappers_and_duplicates(start_server, problems, tmp_path):
     assert len(fewer.records) == 8
 
 
+def test_columns_reach_into_mappings(start_server, problems, tmp_path):
+    rows = [{"q": {"text": f"[plan:good] {n} and 2"}, "meta": {"id": f"m{n}", "gold": n}} for n in range(2)]
+    columns = {"problem_column": "q.text", "id_column": "meta.id", "answer_column": "meta.gold"}
+    result = generate(start_server(), problems(*rows), tmp_path / "out", **columns)
+    assert [(record["id"], record["answer"]) for record in result.records] == [("m0", "0"), ("m1", "1")]
+
+
 def test_it_stops_when_the_endpoint_takes_nothing(start_server, problems, tmp_path):
     source = problems(*(f"[plan:http_400] {n}" for n in range(60)))
     result = generate(start_server(), source, tmp_path / "out", concurrency=4)
