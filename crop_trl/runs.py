@@ -1,6 +1,7 @@
 """A training run from its settings to its result: what `crop-trl train` is made of, for programs of your own too."""
 
 import importlib.util
+import warnings
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -131,6 +132,8 @@ class TrainConfig(CROPConfig):
 
 def check_run(script: ScriptArguments, args: TrainConfig, model: ModelConfig) -> None:
     """Raise `ValueError`, with one sentence, for settings that are missing or do not go together; mend what may be."""
+    # A deprecation inside the libraries, which nobody who trains can act on.
+    warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*deprecated", category=FutureWarning)
     for name, value in (
         ("model_name_or_path", model.model_name_or_path),
         ("teacher_model_name_or_path", args.teacher_model_name_or_path or args.teacher_server_urls),

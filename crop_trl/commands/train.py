@@ -9,7 +9,6 @@ instance `--method random --seed 1`. The method `base` evaluates the student and
 
 import os
 import sys
-import warnings
 
 # A library that looks for its optional parts on the hub at every start would wait for it on a machine without one.
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -44,8 +43,6 @@ def main(argv: list[str] | None = None) -> None:
     from ..training.reporting import start_reports
     from .options import SettingsParser
 
-    # Deprecations inside the libraries, which nobody who runs this can act on.
-    warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*deprecated", category=FutureWarning)
     with told():
         parser = SettingsParser("train", (ScriptArguments, TrainConfig, ModelConfig), __doc__)
         script, args, model = parser.read(argv)

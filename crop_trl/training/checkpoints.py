@@ -65,6 +65,8 @@ def write_manifest(folder: Path, args, runs: list[str], adapter: bool, prompts: 
         "processes": args.world_size,
         "adapter": adapter,
         "prompts": prompts,
+        "method": args.method,
+        "selector_sha256": getattr(args, "selector_sha256", None),
         "files": {path.relative_to(folder).as_posix(): path.stat().st_size for path in files},
     }
     write_json(folder / MANIFEST, manifest)
@@ -105,6 +107,9 @@ def _trouble(folder: Path, args, rows, adapter: bool | None) -> str | None:
             return "holds an adapter, and this run trains the whole model; set `peft_config` (`use_peft`) as it was"
         if adapter and not manifest["adapter"]:
             return f"holds a whole model, and this run trains an adapter (`peft_config`); leave that off, {_NEW_RUN}"
+        own, theirs = getattr(args, "selector_sha256", None), manifest.get("selector_sha256")
+        if args.method == manifest.get("method") and own != theirs:
+            return f"was written with another version of {args.method!r}; put the file back, {_NEW_RUN}"
         trouble = None if args.ignore_data_skip else order_trouble(manifest["prompts"], prompt_order(args, rows))
         if trouble is not None:
             return trouble
