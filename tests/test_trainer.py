@@ -315,6 +315,13 @@ def test_a_subclass_may_change_what_was_sampled(tmp_path):
     assert metric(trainer, "selection/tokens_per_response")[0] <= 3
 
 
+def test_engines_that_cast_weights_are_refused(tmp_path):
+    for name in ("use_transformers_continuous_batching", "use_transformers_paged"):
+        for precision in ({"bf16": True}, {"bf16": False, "fp16": True}):
+            with pytest.raises(ValueError, match=f"`{name}` casts the trained weights to half precision"):
+                CROPConfig(str(tmp_path), use_cpu=True, **precision, **{name: True})
+
+
 def test_what_cannot_work_is_refused(tmp_path):
     from peft import PromptTuningConfig
 

@@ -6,6 +6,7 @@ tokens, wherever they were.
 
 import math
 import time
+import warnings
 
 import torch
 from transformers.trainer_utils import has_length
@@ -21,6 +22,7 @@ class StepMetrics:
 
     def _start_metrics(self) -> None:
         self._means = {"train": RunningMeans(), "eval": RunningMeans()}
+        self._warned_of_zeros = False
         self._seconds = {"prepare": 0.0, "update": 0.0}
 
     def evaluation_loop(self, dataloader, *args, **kwargs):
@@ -55,6 +57,8 @@ class StepMetrics:
             # Evaluation selects nothing; a share of 1 there would look as if the method did not work.
             means.add("selection/retention_ratio", selection.mask.float(), loss_mask)
             means.add("selection/tokens_per_response", selection.mask.sum(-1))
+            if selection.scores is not None:
+                means.add("selection/nonzero_scores", (selection.scores != 0).float(), loss_mask)
             for name, value in selection.measures.items():
                 means.add(f"selection/{name}", value, loss_mask)
         else:
@@ -65,6 +69,13 @@ class StepMetrics:
             means.add("distillation/gap_dropped", gap, loss_mask & ~selection.mask)
         if mode == "train":
             self._flush(mode)
+            if self._metrics[mode]["selection/nonzero_scores"][-1:] == [0.0] and not self._warned_of_zeros:
+                self._warned_of_zeros = True
+                warnings.warn(
+                    f"Every score of step {self.state.global_step} is 0, so the budget keeps the first tokens of each "
+                    "response: are the prompts of a row the same text?",
+                    stacklevel=2,
+                )
         stats = getattr(self.scorers["teacher"], "stats", None)
         if stats is not None:
             for name, value in stats.metrics().items():

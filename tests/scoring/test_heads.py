@@ -4,7 +4,8 @@ import pytest
 import torch
 from architectures import kinds, tiny_model
 from peft import LoraConfig, get_peft_model
-from tiny import make_model, make_trainer
+from tiny import make_model, make_tokenizer, make_trainer
+from transformers import Qwen3ForSequenceClassification
 
 from crop_trl.scoring.head import add_token_head
 from crop_trl.scoring.layout import pack
@@ -121,3 +122,29 @@ def test_a_model_whose_scores_are_not_its_own_is_refused(tmp_path, monkeypatch):
     teacher._head_is_matrix = True
     with pytest.raises(ValueError, match="nats a token from what its own forward gives"):
         make_trainer(tmp_path, teacher=teacher)
+
+
+def test_heads_of_other_models_are_refused(tmp_path):
+    """A classifier's folder has no output head, and loading would draw one at random."""
+    config = make_model(1, tied=False).config
+    config.num_labels = 2
+    Qwen3ForSequenceClassification(config).save_pretrained(tmp_path / "classifier")
+    make_tokenizer().save_pretrained(tmp_path / "classifier")
+    untied = make_model(1, tied=False)
+    weights = {name: value for name, value in untied.state_dict().items() if name != "lm_head.weight"}
+    untied.save_pretrained(tmp_path / "headless", state_dict=weights)
+    make_tokenizer().save_pretrained(tmp_path / "headless")
+    for name in ("classifier", "headless"):
+        with pytest.raises(ValueError, match="has no lm_head.weight, which would be random"):
+            make_trainer(tmp_path / "run", teacher=str(tmp_path / name))
+
+
+def test_a_head_in_fp32_is_scored_in_fp32(tmp_path):
+    """`cast_lm_head_to_fp32` of a half-precision student: its update sees the same log-probabilities as its scoring."""
+    trainer = make_trainer(tmp_path, student=make_model(0, tied=False).to(torch.bfloat16), cast_lm_head_to_fp32=True)
+    student = trainer.model
+    hidden = student.model(torch.tensor([PROMPTS[0] + RESPONSES[0]])).last_hidden_state[0].float()
+    own = torch.nn.functional.linear(hidden, student.lm_head.weight.float()).log_softmax(-1)[len(PROMPTS[0]) - 1 : -1]
+    scored = trainer.scorers["student"].score(PROMPTS[:1], RESPONSES[:1])
+    assert student.lm_head.weight.dtype == torch.float32
+    torch.testing.assert_close(scored.logprobs[0], own.topk(scored.top_k).values, atol=1e-5, rtol=0)

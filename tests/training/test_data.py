@@ -54,3 +54,10 @@ def test_prompts_that_differ_in_form_are_refused_or_made_alike(tmp_path):
     assert normal_prompt(parts, make_tokenizer()) == rows[0]["prompt"]
     assert prompt_text(parts) == text
     assert prompt_text([{"role": "assistant", "content": None, "tool_calls": []}]) == ""
+
+
+def test_prompts_that_are_all_the_same_are_told(tmp_path):
+    rows = make_rows(16).map(lambda row: {"paraphrase_prompt": row["prompt"], "counterfactual_prompt": row["prompt"]})
+    with pytest.warns(UserWarning, match="Every score of step 0 is 0") as told:
+        make_trainer(tmp_path, rows=rows, max_steps=2).train()
+    assert len([w for w in told if "Every score" in str(w.message)]) == 1
