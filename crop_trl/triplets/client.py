@@ -64,9 +64,8 @@ class Client:
     """
 
     def __init__(self, settings: TripletSettings, known_mode: str | None = None, accepted: bool = False):
-        key = settings.api_key()
         self.settings = settings
-        self.redact = Redactor(key)
+        self.redact = Redactor(*settings.secrets())
         self._modes = MODES[MODES.index(known_mode) :] if known_mode in MODES else MODES
         self.mode = None
         if settings.response_format != "auto":
@@ -83,7 +82,7 @@ class Client:
         except ImportError:
             pass
         self._openai = openai.AsyncOpenAI(
-            api_key=key, base_url=settings.endpoint, timeout=settings.timeout, max_retries=0, **options
+            api_key=settings.api_key(), base_url=settings.endpoint, timeout=settings.timeout, max_retries=0, **options
         )
 
     async def __aenter__(self) -> "Client":
@@ -151,24 +150,33 @@ class Client:
     async def _send(self, body: dict[str, Any]) -> dict[str, Any]:
         if self.stopping.is_set():
             raise Stopped
+        failure = None
         try:
             # `chat.completions.create` builds typed objects on both sides, which costs more time than everything else
             # here, and stumbles over endpoints whose answers lack a field.
             payload = await self._openai.post("/chat/completions", body=body, cast_to=object)
-        except openai.APIConnectionError as error:
-            # The aiohttp transport reports a refused connection as `ConnectTimeout`, which is no slow answer.
-            cause = error.__cause__
-            if isinstance(error, openai.APITimeoutError) and type(cause).__name__ != "ConnectTimeout":
-                raise Transient(f"no answer within {self.settings.timeout:g} s", "timeout") from None
-            raise Transient(self.redact.message(str(cause or error)), "connection") from None
         except openai.APIStatusError as error:
-            raise self._status_error(error) from None
-        except (ValueError, RecursionError):  # said to be JSON, and is not
+            failure = self._status_error(error)
+        except (json.JSONDecodeError, RecursionError):  # said to be JSON, and is not
             payload = None
+        except Exception as error:  # the transport's own kinds, of which not all are wrapped
+            failure = self._transport_error(error)
+        if failure is not None:
+            raise failure  # out here, where no exception of a library goes along: they hold the request's headers
         if not isinstance(payload, dict) or not _first_message(payload):
             # A gateway's error page with status 200: nobody's answer, so there is nothing to keep.
             raise Transient("the endpoint's reply was not a chat completion", "no_completion")
         return payload
+
+    def _transport_error(self, error: Exception) -> Transient:
+        cause = error.__cause__ or error
+        # The aiohttp transport reports a refused connection as `ConnectTimeout`, which is no slow answer.
+        if isinstance(error, openai.APITimeoutError) and type(cause).__name__ != "ConnectTimeout":
+            return Transient(f"no answer within {self.settings.timeout:g} s", "timeout")
+        text = self.redact.message(str(getattr(cause, "message", cause)) or type(cause).__name__)
+        if isinstance(error, openai.APIConnectionError):
+            return Transient(text, "connection")
+        return Transient(f"no reply that HTTP knows ({text})", "malformed_reply")
 
     def _status_error(self, error: openai.APIStatusError) -> Exception:
         status, text = error.status_code, self.redact.message(error.message)
@@ -176,7 +184,7 @@ class Client:
             return RequestFailed(f"http_403: {text}")  # the key is good: some gateways turn single requests down so
         if status in (401, 403):
             return EndpointError(
-                f"The endpoint {self.settings.endpoint} refuses the key in ${self.settings.api_key_env} "
+                f"The endpoint {self.settings.endpoint} refuses the key in {self.settings.key_variable} "
                 f"(HTTP {status}: {text}); export a valid one."
             )
         if status == 404:

@@ -79,7 +79,7 @@ def generate_triplets(settings: TripletSettings, progress: bool = True) -> RunRe
 
 async def _generate(settings: TripletSettings, progress: bool) -> RunResult:
     templates = load_templates(settings.templates)
-    redact = Redactor(settings.api_key())
+    redact = Redactor(*settings.secrets())
     problem_set = read_problems(settings)
     for note in problem_set.notes:
         say(note)

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..prompts import check_template
+from ..text import is_secret
 from .costs import TOKEN_FIELDS as _PRICES
 from .costs import given_prices
 
@@ -71,7 +72,9 @@ class TripletSettings:
         },
     )
     api_key_env: str = field(
-        default="OPENAI_API_KEY", metadata={"help": "Name of the environment variable that holds the API key."}
+        default="OPENAI_API_KEY",
+        repr=False,  # somebody may have given the key itself
+        metadata={"help": "Name of the environment variable that holds the API key."},
     )
     response_format: str = field(
         default="auto",
@@ -89,7 +92,9 @@ class TripletSettings:
         metadata={"help": "Longest answer. May change between runs without asking anything anew."},
     )
     extra_body: str | None = field(
-        default=None, metadata={"help": "JSON object merged into every request, for what an endpoint takes besides."}
+        default=None,
+        repr=False,
+        metadata={"help": "JSON object merged into every request, for what an endpoint takes besides."},
     )
 
     candidates: int = field(default=3, metadata={"help": "Candidates a round, at most."})
@@ -132,7 +137,6 @@ class TripletSettings:
             "response_format": (RESPONSE_FORMATS.__contains__, f"choose one of {', '.join(RESPONSE_FORMATS)}"),
             "model": (str.strip, "name a model"),
             "critic_model": (str.strip, "name a model, or leave it out"),
-            "api_key_env": (lambda name: name and "=" not in name, "give the name of an environment variable"),
         }
         for name, (check, remedy) in checks.items():
             value = getattr(self, name)
@@ -148,7 +152,7 @@ class TripletSettings:
         if url.username or url.password or url.query:
             raise ValueError(
                 "`base_url` must not carry a user name, password or query string; put the key into "
-                f"${self.api_key_env} and give the bare address."
+                f"{self.key_variable} and give the bare address."
             )
         _require(reachable, "base_url", self.endpoint, "give an address such as http://127.0.0.1:8000/v1")
 
@@ -157,17 +161,40 @@ class TripletSettings:
         """The address that requests go to."""
         return self.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
 
+    @property
+    def key_variable(self) -> str:
+        """Where the key is, for messages. A name that is not set is not shown: it may be the key."""
+        shown = self.api_key_env == "OPENAI_API_KEY" or self.api_key_env in os.environ
+        return f"${self.api_key_env}" if shown else "an environment variable"
+
     def api_key(self) -> str:
         """The key from the environment; a placeholder for endpoints other than OpenAI's, which may not want one."""
+        if not self.key_variable.startswith("$"):
+            raise ValueError(
+                "`api_key_env` names no environment variable that is set; export your API key, and give the name under "
+                "which you did (not the key itself), or leave it out for a server that wants none."
+            )
         key = os.environ.get(self.api_key_env, "").strip()
         if not all("!" <= character <= "~" for character in key):
             raise ValueError(
-                f"${self.api_key_env} holds something that no key has, such as a space, a line end or a quotation mark "
+                f"{self.key_variable} holds something that no key has, such as a space, a line end or a quotation mark "
                 "from a text program; export the bare key."
             )
         if not key and self.endpoint.rstrip("/") == OPENAI_URL:
-            raise ValueError(f"${self.api_key_env} is not set; export your API key under that name and run again.")
+            raise ValueError(f"{self.key_variable} is not set; export your API key under that name and run again.")
         return key or "no-key"
+
+    def secrets(self) -> list[str]:
+        """What no file, log or message may hold: the key, and what `extra_body` has under names such as `api_key`."""
+
+        def found(value: Any, name: str) -> list[str]:
+            if isinstance(value, dict):
+                return [secret for own, inner in value.items() for secret in found(inner, own)]
+            if isinstance(value, list):
+                return [secret for inner in value for secret in found(inner, name)]
+            return value.split() if isinstance(value, str) and is_secret(name) else []
+
+        return [self.api_key(), *found(self.extra_fields(), "")]
 
     def extra_fields(self) -> dict[str, Any]:
         """`extra_body` as a mapping."""
@@ -177,9 +204,8 @@ class TripletSettings:
             fields = json.loads(self.extra_body, parse_constant=_no_json)
         except (ValueError, RecursionError):
             fields = None
-        _require(
-            isinstance(fields, dict), "extra_body", self.extra_body, """give a JSON object such as '{"top_p": 0.9}'"""
-        )
+        if not isinstance(fields, dict):  # it is not shown, since it may hold a key
+            raise ValueError("""`extra_body` is no JSON object; give one such as '{"top_p": 0.9}'.""")
         for name in fields:
             if name in OWN_FIELDS:
                 raise ValueError(f"`extra_body` may not hold {name!r}; {OWN_FIELDS[name]}.")

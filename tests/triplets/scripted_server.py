@@ -21,6 +21,17 @@ from collections import Counter
 
 from aiohttp import web
 
+# What no HTTP client takes for a reply.
+RAW_REPLIES = {
+    "bad_status": b"HTTP/1.1 abc you sent {key}\r\n\r\n",
+    "garbage": b"\x16\x03\xff {key}\x00\xfe\r\n\r\n",
+    "long_header": b"HTTP/1.1 200 OK\r\nX-Key: {key}" + 200_000 * b"a" + b"\r\n\r\n",
+    "negative_length": b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n{}",
+    "two_lengths": b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 7\r\n\r\n{}",
+    "bad_chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{key}\r\n{}",
+    "bad_header": b"HTTP/1.1 200 OK\r\n: {key}\r\n\r\n",
+}
+
 # name: (share, status that the record must get, generator by round, critic by round, transport faults)
 # A tuple holds round 1 and round 2; one name stands for both.
 PLANS = {
@@ -90,6 +101,7 @@ PLANS = {
     "http_400": (1, "pending_repair", "good", "good", "400"),
     "http_400_critic": (1, "needs_review", "good", "good", "400_critic"),
     "http_403": (0, "pending_repair", "good", "good", "403"),
+    **{f"http_{fault}": (0, "strict_pass", "good", "good", fault) for fault in RAW_REPLIES},
     "http_drop": (0, "pending_repair", "good", "good", "drop"),
 }
 _WHEEL = [name for name, plan in PLANS.items() for _ in range(plan[0])]
@@ -348,6 +360,11 @@ class Server:
             return web.Response()
         if fault is None or not first:
             return None
+        if fault in RAW_REPLIES:
+            key = request.headers.get("authorization", "").encode()
+            request.transport.write(RAW_REPLIES[fault].replace(b"{key}", key))
+            request.transport.close()
+            return web.Response()
         if fault == "429":
             return error(429, "Rate limit reached", "rate_limit_exceeded", {"Retry-After": "0.3"})
         if fault in ("500", "503"):

@@ -4,6 +4,7 @@ import asyncio
 import time
 
 import pytest
+from triplets.scripted_server import RAW_REPLIES
 
 from crop_trl.retries import Stopped
 from crop_trl.triplets.client import Client, EndpointError, RequestFailed
@@ -69,6 +70,27 @@ def test_passing_faults_are_repeated(start_server, fault, cause):
     client, (first, answer) = run(start_server(), "[plan:good]", f"[plan:{fault}]", timeout=0.7)
     assert answer.content.startswith('{"decision"'), answer
     assert client.retries == {cause: 1}
+
+
+def without_key(error: BaseException) -> bool:
+    """Whether neither an exception nor what hangs on it shows the key."""
+    seen = []
+    while error is not None and error not in seen:
+        seen.append(error)
+        error = error.__cause__ or error.__context__
+    return not any(KEY in text or KEY[3:] in text for e in seen for text in (repr(e), str(e), repr(vars(e))))
+
+
+def test_what_is_no_http_is_repeated_and_shows_no_key(start_server):
+    url, wrong = start_server(), []
+    for fault in RAW_REPLIES:
+        client, (_, answer) = run(url, "[plan:good]", f"[plan:http_{fault}]", response_format="json_schema")
+        if not getattr(answer, "content", None) or client.retries.total() != 1:
+            wrong.append(f"{fault}: {answer!r} after {client.retries}")
+        _, (error,) = run(url, f"[plan:http_{fault}] again", response_format="json_schema", max_retries=0)
+        if not isinstance(error, (RequestFailed, EndpointError)) or not without_key(error):
+            wrong.append(f"{fault}: {error!r}")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_retry_after_is_honoured(start_server):

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 from triplets.running import KEY, every_plan, generate, records_by_id, served, stats
-from triplets.scripted_server import PLANS
+from triplets.scripted_server import PLANS, RAW_REPLIES
 
 from crop_trl.prompts import DEFAULT_PROMPT_TEMPLATE, wrap_problem
 from crop_trl.triplets.ledger import read_entries
 from crop_trl.triplets.outputs import OutputDirectory
+from crop_trl.triplets.pipeline import generate_triplets
 from crop_trl.triplets.record import load_triplets
+from crop_trl.triplets.settings import TripletSettings
 
 
 def test_every_plan_ends_in_its_status(start_server, problems, tmp_path):
@@ -186,15 +188,28 @@ def test_an_interrupt_finishes_what_is_in_flight(start_server, problems, program
 
 @pytest.mark.multiprocess
 def test_the_key_is_in_no_file_and_no_output(start_server, problems, program, tmp_path):
-    source = problems("[plan:http_500] 1", "[plan:good] 2", "[plan:http_503] 3")
-    output = tmp_path / "out"
+    faults = ("500", "503", *RAW_REPLIES)
+    source = problems("[plan:good] 1", *(f"[plan:http_{fault}] {n}" for n, fault in enumerate(faults)))
+    output, other = tmp_path / "out", "another-0123456789"
+    extra = json.dumps({"user": KEY, "metadata": {"api_key": other}, "Authorization": f"Bearer {other}-2"})
     texts = []
     for options, url in ((("--max-retries", "0"), start_server()), ((), start_server("--key", "other"))):
-        process = program("--input", source, "--output", str(output), "--base-url", url, *options)
-        texts += process.communicate()
+        options = ("--input", source, "--output", str(output), "--base-url", url, "--extra-body", extra, *options)
+        texts += program(*options).communicate()
     assert "[key]" in "".join(texts)  # the server repeats the key in its errors, and that was shown
-    for text in (*texts, *(path.read_text() for path in output.rglob("*") if path.is_file())):
-        assert KEY not in text and KEY[3:12] not in text
+    texts += (path.read_text() for path in output.rglob("*") if path.is_file())
+    for key in (KEY, "A=" + KEY):  # given in place of the name of its variable
+        for changes in ({}, {"base_url": "http://me:pw@h/v1"}):
+            with pytest.raises(ValueError, match="api_key_env|base_url") as refused:
+                settings = TripletSettings(**{"input": [source], "base_url": url, "api_key_env": key} | changes)
+                texts.append(repr(settings))
+                generate_triplets(settings, progress=False)
+            texts.append(str(refused.value))
+    with pytest.raises(ValueError, match="`extra_body` is no JSON object") as refused:
+        TripletSettings(extra_body=f'{{"api_key": "{KEY}"')
+    texts += [repr(TripletSettings(extra_body=extra)), str(refused.value)]
+    for text in texts:
+        assert not any(part in text for part in (KEY, KEY[3:12], other))
 
 
 @pytest.mark.multiprocess
