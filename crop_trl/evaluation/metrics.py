@@ -1,15 +1,17 @@
 """Mean@k and Pass@k, how sure they are, and whether two runs differ.
 
-All take `correct`, an array of verdicts of shape [problems, samples]. Problems are what is drawn from a population, so
-intervals and tests resample problems, never single responses.
+Problems are what is drawn from a population, so intervals and tests are about problems, never about single responses.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import betaincinv, stdtrit
 
 RESAMPLES = 10_000
+Interval = tuple[float, float]
 
 
 def mean_at_k(correct: np.ndarray) -> np.ndarray:
@@ -19,18 +21,8 @@ def mean_at_k(correct: np.ndarray) -> np.ndarray:
 
 def pass_at_k(correct: np.ndarray, k: int | None = None) -> np.ndarray:
     """
-    Pass@k per problem: `[problems]`.
-
-    Args:
-        correct (`numpy.ndarray` of shape `[problems, n]`): Verdicts.
-        k (`int`, *optional*): By default n, which is the paper's: right if any sample is. For k < n the unbiased
-            estimator 1 - C(n - c, k) / C(n, k), c right ones among n.
-
-    Returns:
-        `numpy.ndarray`
-
-    Raises:
-        `ValueError`: k outside 1..n.
+    Pass@k per problem: `[problems]`. By default k is the number of samples n, which is the paper's: right if any sample
+    is. For k < n it is the unbiased estimator 1 - C(n - c, k) / C(n, k), c right ones among n.
     """
     correct = np.asarray(correct, dtype=bool)
     n = correct.shape[1]
@@ -45,60 +37,48 @@ def pass_at_k(correct: np.ndarray, k: int | None = None) -> np.ndarray:
     return 1.0 - missed
 
 
-def _resampled_means(values: np.ndarray, resamples: int, rng: np.random.Generator) -> np.ndarray:
-    # Counts of each problem in a resample are multinomial: the same as drawing indices, in less memory.
-    n = len(values)
-    counts = rng.multinomial(n, np.full(n, 1 / n), size=resamples)
-    return counts @ values / n
-
-
-def bootstrap_interval(
-    values: np.ndarray, level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
-) -> tuple[float, float]:
+def share_interval(correct: np.ndarray, level: float = 0.95) -> Interval:
     """
-    Percentile bootstrap interval of a mean over problems.
+    Confidence interval of a share of right answers, also for few problems: 0 of 5 is 0 to 0.52.
+
+    It is Clopper and Pearson's for as many independent answers as these are worth (Korn and Graubard): samples of one
+    problem resemble each other.
 
     Args:
-        values (`numpy.ndarray` of shape `[problems]`): One number per problem.
+        correct (`numpy.ndarray` of shape `[problems, samples]` or `[problems]`): Verdicts, or shares in [0, 1].
         level (`float`, *optional*, defaults to `0.95`): Coverage.
-        resamples (`int`, *optional*): Number of resamples.
-        seed (`int`, *optional*, defaults to `0`): Of the resampling.
 
     Returns:
-        `tuple[float, float]`
+        `tuple[float, float]`: shares in [0, 1].
     """
-    return average_interval([values], level, resamples, seed)
-
-
-def average_interval(
-    benchmarks: list[np.ndarray], level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
-) -> tuple[float, float]:
-    """
-    The interval of the mean of several benchmarks' means (Avg.); problems are resampled within each.
-
-    Args:
-        benchmarks (list of `numpy.ndarray` of shape `[problems]`): Each problem's share of right answers.
-        level (`float`): Of the interval.
-        resamples (`int`): Bootstrap draws.
-        seed (`int`): Of these draws.
-    """
-    rng = np.random.default_rng(seed)
-    means = np.mean([_resampled_means(np.asarray(v, np.float64), resamples, rng) for v in benchmarks], axis=0)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    values = np.asarray(correct, dtype=np.float64)
+    answers, n = values.size, len(values)
+    values = values.reshape(n, -1).mean(axis=1)
+    share, tail = float(values.mean()), (1 - level) / 2
+    if n == 1 or share in (0.0, 1.0):
+        worth = float(n)
+    else:
+        variance = float(values.var(ddof=1)) / n
+        few = (stdtrit(answers - 1, tail) / stdtrit(n - 1, tail)) ** 2  # the variance itself is only estimated
+        worth = min(answers, few * share * (1 - share) / variance) if variance else answers
+    right, wrong = worth * share, worth * (1 - share)
+    low = betaincinv(right, wrong + 1, tail) if right else 0.0
+    high = betaincinv(right + 1, wrong, 1 - tail) if wrong else 1.0
     return float(low), float(high)
+
+
+def average_interval(means: Sequence[float], intervals: Sequence[Interval]) -> Interval:
+    """The interval of the mean of several independent values with intervals of their own (Zou and Donner's MOVER)."""
+    average, count = sum(means) / len(means), len(means)
+    below = math.hypot(*(mean - low for mean, (low, _) in zip(means, intervals))) / count
+    above = math.hypot(*(high - mean for mean, (_, high) in zip(means, intervals))) / count
+    return average - below, average + above
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """
-    One run minus another on the same problems.
-
-    Args:
-        difference (`float`): Of the means, or of the Avg. over several benchmarks.
-        low, high (`float`): Bootstrap 95 % interval.
-        p_value (`float`): Two-sided paired permutation test.
-        problems (`int`): Shared problems.
-    """
+    """One run minus another on the same `problems`: the difference of their means, or of Avg. over several benchmarks,
+    its 95 % interval, and the p-value of a two-sided paired permutation test."""
 
     difference: float
     low: float
@@ -107,42 +87,45 @@ class Comparison:
     problems: int
 
 
-def compare(
-    run: Mapping[str, Mapping[str, float]],
-    reference: Mapping[str, Mapping[str, float]],
-    resamples: int = RESAMPLES,
-    seed: int = 0,
-) -> Comparison:
+Verdicts = Mapping[str, Mapping[str, Sequence[float]]]
+
+
+def compare(run: Verdicts, reference: Verdicts, resamples: int = RESAMPLES, seed: int = 0) -> Comparison:
     """
-    Paired comparison of two runs.
+    Paired comparison of two runs, each a mapping of benchmark to problem id to the problem's verdicts.
 
     The test swaps the two runs' results on each problem at random: under the null hypothesis that neither is better,
-    the sign of each problem's difference is a coin toss.
-
-    Args:
-        run (mapping): Benchmark to problem id to a number per problem (a row of [`mean_at_k`]).
-        reference (mapping): The same for the run that is subtracted.
-        resamples (`int`, *optional*): Of interval and test.
-        seed (`int`, *optional*, defaults to `0`): Of both.
-
-    Returns:
-        [`Comparison`]
-
-    Raises:
-        `ValueError`: a benchmark in which the two share no problem.
+    the sign of each problem's difference is a coin toss. Raises `ValueError` for a benchmark without a shared problem.
     """
-    differences = []
+    differences, intervals = [], []
     for name, values in run.items():
         ids = [id for id in values if id in reference.get(name, {})]
         if not ids:
             raise ValueError(f"The two runs share no problem of {name!r}: evaluate both on the same benchmark.")
-        differences.append(np.array([values[id] - reference[name][id] for id in ids]))
-    observed = float(np.mean([d.mean() for d in differences]))
-    low, high = average_interval(differences, resamples=resamples, seed=seed)
-    rng = np.random.default_rng(seed + 1)
+        ours, theirs = (np.array([verdicts[id] for id in ids], float) for verdicts in (values, reference[name]))
+        differences.append(mean_at_k(ours) - mean_at_k(theirs))
+        intervals.append(_difference_interval(ours, theirs))
+    means = [float(d.mean()) for d in differences]
+    observed = float(np.mean(means))
+    low, high = average_interval(means, intervals)
+    rng = np.random.default_rng(seed)
     flipped = np.mean(
         [(rng.integers(0, 2, size=(resamples, len(d)), dtype=np.int8) * 2 - 1) @ d / len(d) for d in differences],
         axis=0,
     )
     extreme = int((np.abs(flipped) >= abs(observed) - 1e-12).sum())
     return Comparison(observed, low, high, (extreme + 1) / (resamples + 1), sum(len(d) for d in differences))
+
+
+def _difference_interval(ours: np.ndarray, theirs: np.ndarray) -> Interval:
+    """Of two shares on the same problems, from the interval of each and how much the problems' results go together."""
+    first, second = mean_at_k(ours), mean_at_k(theirs)
+    together = float(np.corrcoef(first, second)[0, 1]) if first.std() and second.std() else 0.0
+    (low1, high1), (low2, high2) = share_interval(ours), share_interval(theirs)
+    mean1, mean2 = float(first.mean()), float(second.mean())
+
+    def half(a: float, b: float) -> float:
+        return math.sqrt(max(a * a + b * b - 2 * together * a * b, 0.0))
+
+    difference = mean1 - mean2
+    return difference - half(mean1 - low1, high2 - mean2), difference + half(high1 - mean1, mean2 - low2)

@@ -14,7 +14,7 @@ from ..prompts import DEFAULT_PROMPT_TEMPLATE, check_template, saved_template, w
 from ..training.results import FILE, RunResult
 from .benchmarks import CLEAN, Benchmark, Example, without
 from .grading.verdict import extract_boxed, grade_many, require_algebra
-from .metrics import average_interval, bootstrap_interval, mean_at_k, pass_at_k
+from .metrics import average_interval, mean_at_k, pass_at_k, share_interval
 from .sampling import DecodingSettings, Response, Sampler
 from .store import Generation, Store, drawing_in, pending_chunks, stored_names
 
@@ -217,9 +217,9 @@ def score(
         "samples": benchmark.samples,
         "seeds": benchmark.seeds,
         "mean": float(mean.mean()),
-        "mean_interval": bootstrap_interval(mean),
+        "mean_interval": share_interval(correct),
         "pass": float(passed.mean()),
-        "pass_interval": bootstrap_interval(passed),
+        "pass_interval": share_interval(passed),
         "pass_at": {str(k): float(pass_at_k(correct, k).mean()) for k in pass_k},
         "correct": int(correct.sum()),
         "responses": len(responses),
@@ -268,9 +268,8 @@ def finish(results: dict[str, Any], output: Path) -> dict[str, Any]:
     means = [results["benchmarks"][name]["mean"] for name in names]
     results["averaged"] = names
     results["average"] = float(np.mean(means))
-    results["average_interval"] = average_interval(
-        [mean_at_k(np.array(list(results["benchmarks"][name]["verdicts"].values()))) for name in names]
-    )
+    intervals = [results["benchmarks"][name]["mean_interval"] for name in names]
+    results["average_interval"] = average_interval(means, intervals)
     Path(output).mkdir(parents=True, exist_ok=True)
     write_json(Path(output) / "results.json", results)
     return results

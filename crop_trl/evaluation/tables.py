@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ..text import markdown_table
-from .metrics import compare, mean_at_k
+from .metrics import compare
 from .run import averaged
 
 
@@ -40,7 +40,7 @@ def run_markdown(results: Mapping[str, Any]) -> str:
         "",
         f"`{results['model']}`, {results['sampler']} sampler, temperature {decoding['temperature']}, top-p "
         f"{decoding['top_p']}, at most {decoding['max_tokens']} new tokens, {thinking}; prompts "
-        f"`{_one_line(results['prompt_template'])}`. In brackets: bootstrap 95 % intervals over problems.",
+        f"`{_one_line(results['prompt_template'])}`. In brackets: 95 % intervals over problems.",
         "",
     ]
     rows = []
@@ -130,6 +130,8 @@ def comparison(runs: Mapping[str, Mapping[str, Any]], reference: str | None = No
         `ValueError`: an unknown reference, or no benchmark that all runs have with the same number of samples.
     """
     names = list(runs)
+    if len(names) < 2:
+        raise ValueError(f"`--compare` has one run, {names[0]!r}; give at least two, as in NAME=DIR NAME=DIR.")
     reference = names[0] if reference is None else reference
     if reference not in runs:
         raise ValueError(f"`--reference` {reference!r} is none of the runs {', '.join(names)}.")
@@ -145,17 +147,13 @@ def comparison(runs: Mapping[str, Mapping[str, Any]], reference: str | None = No
                 "alike."
             )
 
-    def per_problem(results: Mapping[str, Any], names: list[str]) -> dict[str, dict[str, float]]:
-        tables = {name: results["benchmarks"][name]["verdicts"] for name in names}
-        return {name: dict(zip(t, mean_at_k(np.array(list(t.values()))).tolist())) for name, t in tables.items()}
-
     out: dict[str, Any] = {"reference": reference, "benchmarks": shared, "runs": {}}
     for name, results in runs.items():
         entry: dict[str, Any] = {
             "average": float(np.mean([results["benchmarks"][benchmark]["mean"] for benchmark in shared]))
         }
         if name != reference:
-            own, other = per_problem(results, shared), per_problem(runs[reference], shared)
+            own, other = ({b: r["benchmarks"][b]["verdicts"] for b in shared} for r in (results, runs[reference]))
             entry["difference"] = vars(compare(own, other))
             entry["differences"] = {b: vars(compare({b: own[b]}, {b: other[b]})) for b in shared}
         out["runs"][name] = entry
@@ -206,7 +204,7 @@ def comparison_markdown(runs: Mapping[str, Mapping[str, Any]], reference: str | 
         rows.append(row)
     lines.append(markdown_table(["Method", "Avg.", *shared], rows, right=True))
     lines.append(
-        "In brackets: bootstrap 95 % intervals over problems; p: two-sided paired permutation test over problems. "
+        "In brackets: 95 % intervals over problems; p: two-sided paired permutation test over problems. "
         "Both are about these checkpoints, not about other training seeds.\n"
     )
     templates = {run: results.get("prompt_template") for run, results in runs.items()}

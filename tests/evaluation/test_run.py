@@ -306,6 +306,7 @@ MISTAKES = {
     RUN + "--label a|b": "`--label` 'a|b'",
     "--compare a\nb=OUT": "`--compare` 'a\\nb' is no name for a table",
     "--compare CUTRUN": "is not whole JSON",
+    "--compare alone=ONE": "`--compare` has one run, 'alone'; give at least two",
     "--compare nowhere": "has no results.json",
     "--regrade nowhere": "holds no generations",
 }
@@ -319,8 +320,10 @@ def test_mistakes_get_one_sentence(tmp_path):
         "FILE": "",
         "SUMS": '{"problem": "p", "answer": "1"}\n',
         "CUTRUN/results.json": '{"benchmarks": {',
+        "ONE/results.json": '{"benchmarks": {}}',
     }
-    (tmp_path / "CUTRUN").mkdir()
+    for folder in ("CUTRUN", "ONE"):
+        (tmp_path / folder).mkdir()
     for name, content in files.items():
         (tmp_path / name).write_text(content)
     wrong = []
