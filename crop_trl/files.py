@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
 import yaml
 from filelock import FileLock, Timeout
 
@@ -123,6 +121,8 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     """
     suffix = Path(path).suffix.lower()
     if suffix == ".parquet":
+        import pyarrow.parquet
+
         try:
             return pyarrow.parquet.read_table(path).to_pylist()
         except pyarrow.ArrowException as error:

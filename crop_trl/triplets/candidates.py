@@ -27,11 +27,24 @@ def missing_numbers(original: str, paraphrase: str) -> list[str]:
     return [number for number in dict.fromkeys(_NUMBER.findall(original)) if number not in kept]
 
 
+_FIGURE = re.compile(r"\[asy\].*?\[/asy\]|\\begin\{(asy|tikzpicture)\}.*?\\end\{\1\}", re.DOTALL)
+_CJK = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
+
+
+def other_language(original: str, text: str) -> bool:
+    """Whether one of two texts is Chinese, Japanese or Korean and the other has nothing of it."""
+    counts = sorted(len(_CJK.findall(t)) for t in (original, text))
+    return counts[0] == 0 and counts[1] >= 2
+
+
 def local_violations(original: str, paraphrase: str, counterfactual: str) -> list[str]:
     """What is wrong with a complete candidate for a reason that needs no model; any of them prevents acceptance."""
 
     def same(a: str, b: str) -> bool:
         return a.split() == b.split()
+
+    def figures(text: str) -> list[list[str]]:
+        return [figure[0].split() for figure in _FIGURE.finditer(text)]
 
     violations = []
     if same(paraphrase, counterfactual):
@@ -41,6 +54,10 @@ def local_violations(original: str, paraphrase: str, counterfactual: str) -> lis
     for name, text in (("paraphrase", paraphrase), ("counterfactual", counterfactual)):
         if "```" in text and "```" not in original:
             violations.append(f"{name}_has_markdown_fence")
+        if figures(text) != figures(original):
+            violations.append(f"{name}_changes_figure_code")
+        if other_language(original, text):
+            violations.append(f"{name}_is_in_another_language")
     return violations
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from .candidates import Candidate
 
-DEFAULT_TEMPLATES = Path(__file__).parent / "templates" / "v1"
+DEFAULT_TEMPLATES = Path(__file__).parent / "templates" / "v2"
 
 # What each template may hold; the first set must be there, or the model would not see what it has to work on.
 REQUIRED = {
@@ -31,8 +31,8 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 FEEDBACK_OPENING = """
 <feedback>
-An earlier attempt at this problem was turned down. Take the reasons below into account: mend what can be
-mended, or alter a different condition.
+An earlier attempt at this problem was turned down. Each candidate stands below with the reasons: mend its texts where
+they can be mended, or alter a different condition.
 {reasons}
 </feedback>
 """
@@ -158,7 +158,9 @@ def _candidate_reason(candidate: Candidate) -> str:
             )
         parts.append(f"Overall confidence {evaluation['confidence']:g}.")
     text = " ".join(parts)
-    return text if len(text) <= MAX_REASON_CHARS else text[:MAX_REASON_CHARS] + " ..."
+    text = text if len(text) <= MAX_REASON_CHARS else text[:MAX_REASON_CHARS] + " ..."
+    written = (f"<{kind}>\n{fields[f'{kind}_problem']}\n</{kind}>" for kind in ("paraphrase", "counterfactual"))
+    return "\n".join((text, *written))
 
 
 def _flat(text: Any) -> str:

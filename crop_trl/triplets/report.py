@@ -301,7 +301,7 @@ def _short(text: str, length: int) -> str:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    return markdown_table(header, rows, right=True).strip() if rows else "None."
+    return markdown_table(header, rows, right=True, padded=True).strip() if rows else "None."
 
 
 def _shares(title: str, rows: Iterable[tuple[str, int]], total: int, share: str = "Share") -> str:

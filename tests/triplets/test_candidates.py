@@ -58,6 +58,27 @@ def test_local_violations(paraphrase, counterfactual, found):
     assert local_violations("O 1", paraphrase, counterfactual) == found
 
 
+FIGURE = "[asy]\ndraw((0,0)--(12,5));\n[/asy]"
+
+
+@pytest.mark.parametrize(
+    ("original", "paraphrase", "found"),
+    [
+        (f"How long is it? {FIGURE}", f"{FIGURE} Say how long this is.", []),
+        (f"How long is it? {FIGURE}", "Say how long this is.", ["paraphrase_changes_figure_code"]),
+        (f"How long is it? {FIGURE}", f"How long? {FIGURE.replace('12', '13')}", ["paraphrase_changes_figure_code"]),
+        ("How long is it?", f"How long? {FIGURE}", ["paraphrase_changes_figure_code"]),
+        (r"How? \begin{asy}draw((1,2));\end{asy}", "How?", ["paraphrase_changes_figure_code"]),
+        ("求 $x$ 的所有可能值之和。", "所有可能的 $x$ 之和是多少？", []),
+        ("求 $x$ 的所有可能值之和。", "What is the sum of all $x$?", ["paraphrase_is_in_another_language"]),
+        ("What is the sum of all $x$?", "所有可能的 $x$ 之和是多少？", ["paraphrase_is_in_another_language"]),
+        ("Mr Li (李) has 3 hats.", "Three hats belong to Mr Li.", []),
+    ],
+)
+def test_figures_and_language_stay(original, paraphrase, found):
+    assert [v for v in local_violations(original, paraphrase, "C 2") if v.startswith("paraphrase")] == found
+
+
 def test_candidates_lose_their_wrapper_and_outer_white_space():
     fields = FIELDS | {"paraphrase_problem": wrap_problem("  P 12 30 ", DEFAULT_PROMPT_TEMPLATE)}
     candidate = check_candidate(ORIGINAL, fields, 1, 1, KNOWN_WRAPPERS, set())

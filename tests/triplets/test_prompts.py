@@ -80,11 +80,16 @@ def test_feedback_carries_the_critics_reasons():
         "counterfactual_answer_type": "yes_no",
         "confidence": 0.3,
     }
-    fields = {"counterfactual_condition_description": "{9}"}
+    fields = {
+        "counterfactual_condition_description": "{9}",
+        "paraphrase_problem": "P\n{x}",
+        "counterfactual_problem": "C",
+    }
     candidate = Candidate(1, 2, fields, evaluation, violations=["local_check"])
     text = round_feedback(["generator:bad_candidate", "critic:not_json"], [candidate])
     for part in (
         "Candidate 2",
+        "<paraphrase>\nP\n{x}\n</paraphrase>\n<counterfactual>\nC\n</counterfactual>",
         "{9}",
         "7 and 9 both differ",
         "no solution is left",
@@ -101,3 +106,6 @@ def test_feedback_carries_the_critics_reasons():
 def test_no_template_names_a_real_key_or_wrapper():
     for text in load_templates().texts.values():
         assert "boxed" not in text
+    assert all(
+        "language" in text and "[/asy]" in text for name, text in load_templates().texts.items() if "system" in name
+    )

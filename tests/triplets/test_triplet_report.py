@@ -57,7 +57,7 @@ def test_report_counts(output):
 def test_the_report_of_an_unfinished_or_empty_run_can_be_written(start_server, problems, tmp_path):
     source, out = problems("[plan:good] \x00"), str(tmp_path / "out")
     generate_triplets(TripletSettings(input=[source], output=out, base_url=start_server()), progress=False)
-    assert "| Pre-generation input exclusion | 1 |" in write_report(out)
+    assert "| Pre-generation input exclusion      |     1 |" in write_report(out)
     with pytest.raises(ValueError, match="no complete triplet to review"):
         write_review_page(out, 3)
     with pytest.raises(ValueError, match="holds no run"):
