@@ -1,6 +1,7 @@
 """The arithmetic of GPU memory."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -180,3 +181,20 @@ def test_a_mixture_of_experts_is_not_taken_for_a_dense_model():
 def test_settings_that_no_run_takes(fields, launch, sentence):
     with pytest.raises(ValueError, match=sentence):
         settings_from(fields, SMALL, **launch)
+
+
+def test_the_commands_of_the_readme_fit_the_cards_that_it_names():
+    """What the first screen tells a reader to start runs on the card that it says."""
+    found = re.findall(r"<!-- fits (\d+) GiB -->\n```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert [card for card, _ in found] == ["24", "80"]
+    for card, command in found:
+        words = shlex.split(command.replace("\\\n", " "))
+        assert words[:2] == ["crop-trl", "train"] and words[2::2] == [w for w in words[2:] if w.startswith("--")]
+        fields = {name.removeprefix("--"): yaml.safe_load(value) for name, value in zip(words[2::2], words[3::2])}
+        assert (fields["model_name_or_path"], fields["teacher_model_name_or_path"]) == (
+            "Qwen/Qwen3-1.7B",
+            "Qwen/Qwen3-4B",
+        )
+        plan = plan_memory(MIDDLE, LARGE, settings_from(fields, MIDDLE, gpu_gib=float(card)))
+        assert plan.fits, plan
+        assert not plan_memory(MIDDLE, LARGE, settings_from(fields, MIDDLE, gpu_gib=float(card) / 2)).fits
