@@ -227,9 +227,14 @@ class CROPConfig(GRPOConfig):
         return self.steps_per_generation // self.gradient_accumulation_steps
 
     @property
+    def steps_per_rollout_batch(self) -> int:
+        """Optimizer steps that one batch of rollouts feeds, with every time that it is reused."""
+        return self.windows_per_generation * self.num_iterations
+
+    @property
     def on_policy(self) -> bool:
         """Whether each batch of rollouts feeds one update, whose student is then the one that sampled them."""
-        return self.windows_per_generation * self.num_iterations == 1
+        return self.steps_per_rollout_batch == 1
 
     @property
     def selection_settings(self) -> SelectionSettings:

@@ -52,7 +52,7 @@ from .training.checks import check_hub, check_output_dir, check_packages
 from .training.export import SelectionExport
 from .training.loss import opd_terms, token_count
 from .training.metrics import StepMetrics
-from .training.prompt_order import ShuffledByEpoch
+from .training.prompt_order import PromptSampler
 from .training.reporting import place_reports, start_reports
 from .training.responses import ScoredResponses
 from .training.update import MicroBatch, Rollout, cut_rollout, make_micro_batch
@@ -193,8 +193,12 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         self._signature_columns = list(dict.fromkeys([*self._signature_columns, *columns, "answer"]))
 
     def _get_train_sampler(self, dataset=None):
-        sampler = super()._get_train_sampler(dataset)
-        return ShuffledByEpoch(sampler, lambda: int(self.state.epoch or 0)) if self.shuffle_dataset else sampler
+        places = self.args.generation_batch_size * self.args.gradient_accumulation_steps
+        return PromptSampler(
+            super()._get_train_sampler(dataset),
+            epoch=lambda: int(self.state.epoch or 0),
+            dropped=lambda: self.dropped_steps * places,
+        )
 
     # ---------------------------------------------------------------- rollout and scoring
 

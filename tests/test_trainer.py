@@ -122,23 +122,6 @@ def test_two_and_two_steps_are_four_with_several_updates_per_rollout(tmp_path):
     torch.testing.assert_close(flat_weights(four.model), flat_weights(resumed.model), rtol=0, atol=0)
 
 
-def test_no_checkpoint_inside_a_batch_of_rollouts(tmp_path):
-    settings = {"save_strategy": "steps", "save_steps": 2, "num_iterations": 2, "save_total_limit": 1}
-    make_trainer(tmp_path, max_steps=3, **settings).train()
-    # The end of training would save step 3 and push out step 2, from which alone a run can go on.
-    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
-    other = make_trainer(tmp_path, max_steps=8, num_iterations=4)
-    with pytest.raises(ValueError, match=r"was written with `num_iterations` 2 \(now 4\)"):
-        other.train(resume_from_checkpoint=True)
-    # As an earlier version wrote it, without a word on how its steps took their prompts.
-    (tmp_path / "checkpoint-2" / "manifest.json").unlink()
-    with pytest.raises(ValueError, match="in the middle of a batch of rollouts, which feeds 4 optimizer steps"):
-        other.train(resume_from_checkpoint=True)
-    resumed = make_trainer(tmp_path, max_steps=4, **settings)
-    resumed.train(resume_from_checkpoint=True)
-    assert resumed.state.global_step == 4
-
-
 def test_reusing_rollouts_moves_the_ratio(tmp_path):
     once = make_trainer(tmp_path / "a", max_steps=2)
     twice = make_trainer(tmp_path / "b", max_steps=2, num_iterations=2, learning_rate=0.1)

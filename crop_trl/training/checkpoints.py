@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from datasets import IterableDataset
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import get_last_checkpoint, rotate_checkpoints
 
@@ -55,21 +56,27 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return read_object(path, _WHOLE) if path.exists() else {}
 
 
-def write_manifest(folder: Path, args, runs: list[str], adapter: bool, prompts: dict[str, Any]) -> None:
-    """Write down what a checkpoint holds on this disk, once all is there."""
+def write_manifest(folder: Path, args, **run) -> None:
+    """Write down what a checkpoint holds on this disk, once all is there, and of which run it is."""
     # A model's page may be edited.
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".md")
     manifest = {
-        "runs": runs,
+        **run,
         "launch": launch_name(args),
         "processes": args.world_size,
-        "adapter": adapter,
-        "prompts": prompts,
         "method": args.method,
         "selector_sha256": getattr(args, "selector_sha256", None),
         "files": {path.relative_to(folder).as_posix(): path.stat().st_size for path in files},
     }
     write_json(folder / MANIFEST, manifest)
+
+
+def _step(folder: Path) -> int | None:
+    """The step of a checkpoint; `None` where it holds no state that can be read."""
+    try:
+        return json.loads((folder / "trainer_state.json").read_text())["global_step"] + 0
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _check_one_run(last: Path) -> None:
@@ -89,9 +96,8 @@ def _trouble(folder: Path, args, rows, adapter: bool | None) -> str | None:
     """What keeps a run from going on from a folder, and what to do; the first of it."""
     if not folder.is_dir():
         return "is no folder; give a checkpoint's, or true for the last"
-    try:
-        step = json.loads((folder / "trainer_state.json").read_text())["global_step"] + 0
-    except (OSError, ValueError, KeyError, TypeError):
+    step = _step(folder)
+    if step is None:
         return f"holds no trainer_state.json that can be read; {_WHOLE}"
     manifest = read_manifest(folder)
     if manifest:
@@ -135,6 +141,8 @@ class WholeCheckpoints:
     """
 
     state: TrainerState
+    # Optimizer steps that batches of rollouts still had to feed when a run ended: its prompts are further on by them.
+    dropped_steps = 0
     _staging: str | None = None
     _order: dict[str, Any] | None = None
 
@@ -142,16 +150,44 @@ class WholeCheckpoints:
         """See [`~transformers.Trainer.train`]. Raises `ValueError` for a checkpoint that cannot be gone on from."""
         adapter = is_adapter(self.model)
         checkpoint = checkpoint_to_resume(resume_from_checkpoint, self.args, self.train_dataset, adapter)
-        manifest = {} if checkpoint is None else read_manifest(Path(checkpoint))
-        if checkpoint is not None and not manifest and self.is_world_process_zero():
-            warnings.warn(
-                f"{checkpoint!r} has no {MANIFEST}, as those of earlier versions: whether it is whole and goes with "
-                "this run's settings and data is not checked.",
-                stacklevel=2,
-            )
-        self._runs = [*manifest.get("runs", []), uuid.uuid4().hex[:12]]
-        self._order = None
+        self._runs, self._order, self._held, self.dropped_steps = [], None, set(), 0
+        if checkpoint is not None:
+            self._go_on_from(Path(checkpoint))
+        self._runs.append(uuid.uuid4().hex[:12])
         return super().train(checkpoint, **kwargs)
+
+    def _go_on_from(self, checkpoint: Path) -> None:
+        """Take over what the manifest knows of the run, and say what is not as if it had never stopped."""
+        manifest, said = read_manifest(checkpoint), []
+        if not manifest:
+            said.append(
+                f"has no {MANIFEST}, as those of earlier versions: whether it is whole and goes with this run's "
+                "settings and data is not checked"
+            )
+        self._runs, self.dropped_steps = manifest.get("runs", []), manifest.get("dropped_steps", 0)
+        rest = -(_step(checkpoint) + self.dropped_steps) % self.args.steps_per_rollout_batch
+        if rest:
+            self.dropped_steps += rest
+            a_stream = "their prompts are sampled anew, which a stream cannot skip"
+            goes_on = a_stream if isinstance(self.train_dataset, IterableDataset) else "the next prompts follow"
+            said.append(
+                f"lies inside a batch of rollouts, which is not saved: the {rest} optimizer step{'s' * (rest > 1)} "
+                f"that it was still to feed {'are' if rest > 1 else 'is'} dropped, and {goes_on}"
+            )
+        for sentence in said if self.is_world_process_zero() else ():
+            warnings.warn(f"{str(checkpoint)!r} {sentence}.", stacklevel=3)
+
+    def _maybe_log_save_evaluate(self, *args, **kwargs) -> None:
+        # Rollouts are not saved, so a checkpoint waits for the last step of a batch of them, or of the run; and so
+        # does the evaluation that says whether it is the best.
+        inside = (self.state.global_step + self.dropped_steps) % self.args.steps_per_rollout_batch > 0
+        measured = self.args.save_strategy == "best" or self.args.load_best_model_at_end
+        for name in ("should_save", "should_evaluate") if measured else ("should_save",):
+            asked = getattr(self.control, name) or name in self._held
+            waits = asked and inside and not self.control.should_training_stop
+            (self._held.add if waits else self._held.discard)(name)
+            setattr(self.control, name, asked and not waits)
+        super()._maybe_log_save_evaluate(*args, **kwargs)
 
     def _get_output_dir(self, trial) -> str:
         return self._staging or super()._get_output_dir(trial)
@@ -232,7 +268,8 @@ class WholeCheckpoints:
             if turn and written.exists():
                 if self._order is None:
                     self._order = prompt_order(self.args, self.train_dataset)
-                write_manifest(written, self.args, self._runs, is_adapter(self.model), self._order)
+                run = {"runs": self._runs, "adapter": is_adapter(self.model), "prompts": self._order}
+                write_manifest(written, self.args, **run, dropped_steps=self.dropped_steps)
                 if final.exists():
                     os.replace(final, written.parent / "replaced")
                 os.replace(written, final)

@@ -176,7 +176,7 @@ def check_compilation(use_vllm: bool, zero_stage: int, placement: str) -> None:
 
 
 def check_windows(args) -> None:
-    """Rollouts, optimizer steps and checkpoints fall together; `args` after the batch sizes are set up."""
+    """Rollouts and optimizer steps fall together; `args` after the batch sizes are set up."""
     accumulation, per_generation = args.gradient_accumulation_steps, args.steps_per_generation
     if per_generation % accumulation:
         raise ValueError(
@@ -188,13 +188,6 @@ def check_windows(args) -> None:
         raise ValueError(
             f"`credit_num_negatives` {args.credit_num_negatives} needs as many other prompts in a batch of "
             f"rollouts, which holds {prompts}; raise `prompts_per_step` or lower `credit_num_negatives`."
-        )
-    updates = args.windows_per_generation * args.num_iterations
-    saves_by_step = str(getattr(args.save_strategy, "value", args.save_strategy)) == "steps"
-    if saves_by_step and args.save_steps >= 1 and args.save_steps % updates:
-        raise ValueError(
-            f"`save_steps` {args.save_steps} would save in the middle of a batch of rollouts, which feeds "
-            f"{updates} optimizer steps and is not part of a checkpoint; make it a multiple of {updates}."
         )
 
 

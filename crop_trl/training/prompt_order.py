@@ -7,10 +7,12 @@ that were taken only while these settings and the prompts are the same.
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain, islice
 from typing import Any
 
 from datasets import Dataset
 from torch.utils.data import Sampler
+from trl.trainer.utils import RepeatSampler
 
 # Of the settings, those that a step's share of the prompts follows from.
 _SETTINGS = (
@@ -19,19 +21,28 @@ _SETTINGS = (
 )
 
 
-class ShuffledByEpoch(Sampler):
+class PromptSampler(Sampler):
     """
-    Makes the order of an epoch follow from the seed and its number (from 0) alone.
+    GRPO's sampler, with an order that follows from the seed and the number of the epoch (from 0) alone.
 
     A generator that goes on from epoch to epoch would give a run that resumes in the third the order of the first.
+    `dropped` is how many places were passed over without a step: all that follows moves up, across epochs.
     """
 
-    def __init__(self, sampler: Sampler, epoch: Callable[[], int]):
-        self.sampler, self.epoch = sampler, epoch
+    def __init__(self, sampler: RepeatSampler, epoch: Callable[[], int], dropped: Callable[[], int]):
+        self.sampler, self.epoch, self.dropped = sampler, epoch, dropped
 
     def __iter__(self) -> Iterator[int]:
-        self.sampler.generator.manual_seed(self.sampler.seed + self.epoch())
-        return iter(self.sampler)
+        if not self.dropped():
+            return self._order(self.epoch())
+        epochs, places = divmod(self.dropped(), len(self))
+        epoch = self.epoch() + epochs
+        return chain(islice(self._order(epoch), places, None), islice(self._order(epoch + 1), places))
+
+    def _order(self, epoch: int) -> Iterator[int]:
+        if self.sampler.shuffle:
+            self.sampler.generator.manual_seed(self.sampler.seed + epoch)
+        yield from self.sampler
 
     def __len__(self) -> int:
         return len(self.sampler)
@@ -41,7 +52,7 @@ def prompt_order(args, rows=None) -> dict[str, Any]:
     """What decides which prompts a step takes; of rows that cannot be read twice, or of none, settings alone."""
     order = {
         "prompts_per_rollout_batch": args.generation_batch_size // args.num_generations,
-        "steps_per_rollout_batch": args.windows_per_generation * args.num_iterations,
+        "steps_per_rollout_batch": args.steps_per_rollout_batch,
         # A seed that nothing is drawn with may change.
         "shuffle_seed": args.seed if args.shuffle_dataset else None,
         "settings": {name: getattr(args, name) for name in _SETTINGS},

@@ -217,7 +217,7 @@ class RunReports(RolloutCallback, ABC):
 
 def feeds_logged_step(args, state, step: int) -> bool:
     """Whether metrics are logged after one of the optimizer steps that the rollouts sampled at `step` feed."""
-    last = step + args.windows_per_generation * args.num_iterations
+    last = step + args.steps_per_rollout_batch
     strategy = str(getattr(args.logging_strategy, "value", args.logging_strategy))
     if strategy == "no":
         return False

@@ -126,10 +126,6 @@ MISTAKES = {
         "`prompts_per_step` 3 x `num_generations` 4 = 12 responses do not divide into 1 processes x "
         "`per_device_train_batch_size` 64",
     ),
-    "save inside a batch": (
-        ["--save_strategy", "steps", "--save_steps", "3", "--num_iterations", "2"],
-        "`save_steps` 3 would save in the middle of a batch of rollouts, which feeds 2 optimizer steps",
-    ),
     "template": (["--prompt_template", "Solve it."], "`prompt_template` must contain {problem} exactly once"),
     "reward": (["--reward", "acc"], "`reward` 'acc' is not known: choose one of accuracy, none"),
     "no such data": (["--dataset_name", "./none.jsonl"], "`dataset_name` './none.jsonl' does not exist"),

@@ -5,6 +5,7 @@ import os
 import re
 import resource
 import shutil
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -313,3 +314,100 @@ def test_a_run_goes_on_in_a_later_epoch_with_the_order_of_that_epoch(tmp_path):
         resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
         assert again.ids == seen.ids[2 * step :]
         torch.testing.assert_close(flat_weights(resumed.model), flat_weights(whole.model), rtol=0, atol=0)
+
+
+class Asks(TrainerCallback):
+    """Asks for a checkpoint after some steps, and ends the run after one."""
+
+    def __init__(self, saves: tuple[int, ...], stop: int | None = None):
+        self.saves, self.stop = saves, stop
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_save |= state.global_step in self.saves
+        control.should_training_stop |= state.global_step == self.stop
+
+
+def steps_of(folder: Path) -> list[int]:
+    return sorted(int(path.name.partition("-")[2]) for path in folder.glob("checkpoint-*"))
+
+
+def test_a_checkpoint_waits_for_the_end_of_a_batch_of_rollouts_or_of_the_run(tmp_path):
+    asked = {"save_strategy": "no", "max_steps": 6}
+    by_default = {"save_strategy": "steps", "save_steps": 500}
+    cases = [
+        ([2, 3], {"num_iterations": 2, "max_steps": 3, "save_strategy": "steps", "save_steps": 2}, None),
+        ([3], {"num_iterations": 2, "max_steps": 3, "save_strategy": "steps", "save_steps": 0.99}, None),
+        ([4, 6], {"num_iterations": 2, "max_steps": 6, "save_strategy": "steps", "save_steps": 3}, None),
+        ([3], {"num_iterations": 3, "max_steps": 3, **by_default}, None),
+        ([1], {"num_iterations": 3, "max_steps": 1, "save_strategy": "epoch"}, None),
+        ([2, 4], {"num_iterations": 2, **asked}, Asks((1, 4))),
+        ([4], {"per_device_train_batch_size": 2, "steps_per_generation": 4, **asked}, Asks((1, 2, 3))),
+        ([3], {"num_iterations": 4, **asked}, Asks((1,), stop=3)),
+        ([], {"num_iterations": 4, **asked}, Asks((), stop=3)),
+    ]
+    wrong = []
+    for number, (expected, settings, callback) in enumerate(cases):
+        folder = tmp_path / str(number)
+        trainer = make_trainer(folder, **settings)
+        if callback is not None:
+            trainer.add_callback(callback)
+        trainer.train()
+        if steps_of(folder) != expected:
+            wrong.append((settings, expected, steps_of(folder)))
+    assert not wrong
+
+
+@pytest.mark.parametrize("strategy", [{"save_strategy": "best"}, {**SAVING, "load_best_model_at_end": True}])
+def test_what_is_best_is_measured_where_it_can_be_saved(tmp_path, strategy):
+    trainer = make_trainer(
+        tmp_path,
+        max_steps=7,
+        num_iterations=2,
+        eval_dataset=make_rows(2),
+        eval_strategy="steps",
+        metric_for_best_model="eval_loss",
+        **{**strategy, "save_total_limit": None, "eval_steps": 1, "save_steps": 1},
+    )
+    trainer.train()
+    measured = [entry["step"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert measured == [2, 4, 6, 7] and 2 in steps_of(tmp_path) and set(steps_of(tmp_path)) <= set(measured)
+    best = min((entry["eval_loss"], entry["step"]) for entry in trainer.state.log_history if "eval_loss" in entry)[1]
+    assert trainer.state.best_model_checkpoint == str(tmp_path / f"checkpoint-{best}")
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_run_that_ended_inside_a_batch_of_rollouts_goes_on_at_the_next_prompts(tmp_path, shuffle):
+    """Three batches of rollouts make an epoch of six steps; the second batch and the one after the next are cut."""
+    settings = {"rows": make_rows(6), "num_iterations": 2, "shuffle_dataset": shuffle, **SAVING}
+    settings |= {"save_total_limit": None, "learning_rate": 1e-2}
+    make_trainer(tmp_path / "whole", max_steps=18, callbacks=[whole := Prompts()], **settings).train()
+    batches = [whole.ids[i : i + 2] for i in range(0, len(whole.ids), 2)]
+    assert len(batches) == 9 and (batches[:3] == batches[3:6]) is not shuffle
+    make_trainer(tmp_path, max_steps=3, **settings).train()
+
+    resumed = make_trainer(tmp_path, max_steps=6, callbacks=[seen := Prompts()], **settings)
+    said = "checkpoint-3' lies inside .*: the 1 optimizer step that it was still to feed is dropped, and the next promp"
+    with pytest.warns(UserWarning, match=said):
+        resumed.train(resume_from_checkpoint=True)
+    # Steps 4 and 5, and the first of two from the next epoch.
+    assert seen.ids == batches[2] + batches[3] and steps_of(tmp_path) == [2, 3, 5, 6]
+    again = make_trainer(tmp_path / "again", max_steps=6, callbacks=[seen := Prompts()], **settings)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*lies inside")
+        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
+    assert seen.ids == batches[3]
+    torch.testing.assert_close(flat_weights(again.model), flat_weights(resumed.model), rtol=0, atol=0)
+
+    last = make_trainer(tmp_path, max_steps=14, callbacks=[seen := Prompts()], **settings)
+    with pytest.warns(UserWarning, match="checkpoint-6' lies inside"):
+        last.train(resume_from_checkpoint=True)
+    assert seen.ids == sum(batches[4:8], []) and last.state.global_step == 14
+
+
+def test_a_stream_that_ended_inside_a_batch_of_rollouts_goes_on(tmp_path):
+    settings = {"rows": make_rows(16).to_iterable_dataset(), "num_iterations": 2, **SAVING}
+    make_trainer(tmp_path, max_steps=3, **settings).train()
+    resumed = make_trainer(tmp_path, max_steps=7, callbacks=[seen := Prompts()], **settings)
+    with pytest.warns(UserWarning, match="is dropped, and their prompts are sampled anew, which a stream cannot skip"):
+        resumed.train(resume_from_checkpoint=True)
+    assert seen.ids == ["2", "3", "4", "5"] and resumed.state.global_step == 7

@@ -295,9 +295,7 @@ def test_a_picture_that_fails_does_not_end_the_run(tmp_path):
 @pytest.mark.parametrize("updates", [1, 2, 4])
 @pytest.mark.parametrize("every", [1, 2, 3, 10])
 def test_rollouts_are_shown_where_metrics_are_logged(updates, every):
-    args = argparse.Namespace(
-        windows_per_generation=updates, num_iterations=1, logging_strategy="steps", logging_first_step=False
-    )
+    args = argparse.Namespace(steps_per_rollout_batch=updates, logging_strategy="steps", logging_first_step=False)
     state = argparse.Namespace(logging_steps=every, max_steps=12, num_train_epochs=3)
     shown = [step for step in range(0, 12, updates) if feeds_logged_step(args, state, step)]
     logged = {step for step in range(1, 13) if step % every == 0} | {12}
