@@ -6,6 +6,7 @@ three when they are turned into prompts.
 """
 
 import json
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -138,7 +139,7 @@ def build_dataset(
         if count < 1:
             raise ValueError(f"`{name}` must be at least 1, got {count}.")
     report = AdapterReport()
-    rows = []
+    rows, alike = [], []
     for record in records:
         report.total += 1
         if prompts_alone and _is_alone(record):
@@ -147,6 +148,8 @@ def build_dataset(
         else:
             reason = reason_to_drop(record)
             row = None if reason else to_row(record, template, conversational, counterfactuals, paraphrases)
+            if row and len({" ".join(record[name].split()) for name in PROBLEM_FIELDS}) == 1:
+                alike.append(str(record.get("id", f"number {report.total}")))
         if row is not None and not _is_unicode(row):
             reason = "with half a character (a lone surrogate)"
         if reason:
@@ -158,6 +161,12 @@ def build_dataset(
         raise ValueError(
             f"No triplet is fit for training: {report}; a record needs the texts {', '.join(PROBLEM_FIELDS)}, and "
             f"{', '.join(FLAGS)} set to true."
+        )
+    if alike:
+        warnings.warn(
+            f"{len(alike)} of {len(rows)} triplets have the same text three times ({alike[0]} first): all scores "
+            "of CROP are 0 there. Mend or drop them.",
+            stacklevel=2,
         )
     return datasets.Dataset.from_list(rows), report
 

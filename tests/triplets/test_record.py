@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import warnings
 
 import pyarrow
 import pyarrow.parquet
@@ -173,6 +174,16 @@ def test_report_says_who_left_and_why():
         "2 of 6 records kept (left out: 2 without validation_passed; 1 without triplet_complete; "
         "1 without paraphrase_problem)"
     )
+
+
+def test_a_triplet_of_one_text_is_warned_of():
+    same = record(id="s", **dict.fromkeys(PROBLEM_FIELDS, "Add 1 and 2."), counterfactual_condition_description="x")
+    same["paraphrase_problem"] = "Add 1  and 2.\n"
+    with pytest.warns(UserWarning, match=r"2 of 3 triplets have the same text three times \(s first\)"):
+        assert build_dataset([record(), same, same])[1].kept == 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        build_dataset([record(), record(paraphrase_problem=record()["original_problem"])])
 
 
 def test_nothing_left_says_why():
