@@ -8,11 +8,11 @@ from typing import Any
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from trl import GRPOConfig
 
+from . import checks
 from .methods import SelectionSettings, get_method
 from .methods.budget import response_budget
 from .models.sharding import zero_stage
 from .text import is_secret, masked
-from .training import checks
 
 
 def _json_object(name: str, text: str) -> dict:

@@ -24,6 +24,7 @@ from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
 from . import methods
+from .checks import check_hub, check_output_dir, check_packages
 from .config import CROPConfig
 from .models.adapters import check_adapter, is_adapter
 from .models.distributed import gather_ragged
@@ -48,7 +49,6 @@ from .training.callbacks import (
 )
 from .training.cards import ModelCards, describe_run
 from .training.checkpoints import WholeCheckpoints, checkpoint_to_resume
-from .training.checks import check_hub, check_output_dir, check_packages
 from .training.export import SelectionExport
 from .training.loss import opd_terms, token_count
 from .training.metrics import StepMetrics

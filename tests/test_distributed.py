@@ -22,10 +22,10 @@ from accelerate.utils import DeepSpeedPlugin, patch_environment
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from crop_trl.checks import check_launch
 from crop_trl.commands.launch import launch_file
 from crop_trl.methods import METHODS
 from crop_trl.training.checkpoints import checkpoint_to_resume
-from crop_trl.training.checks import check_launch
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = Path(__file__).parent / "scripts" / "fixed_rollouts.py"

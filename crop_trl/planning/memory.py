@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
+from ..checks import check_number, check_teacher
 from ..files import read_yaml
 from ..methods import METHODS
 from ..scoring.topk import TILE_ELEMENTS
 from ..text import markdown_table
-from ..training.checks import check_number, check_teacher
 from .shape import ModelShape, adapter_parameters
 
 GIB = 2**30

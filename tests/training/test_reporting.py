@@ -17,11 +17,11 @@ import torch
 from tiny import make_rows, make_tokenizer, make_trainer
 
 from crop_trl import CROPConfig
+from crop_trl.checks import check_packages
 from crop_trl.methods import METHODS, Selection
 from crop_trl.text import masked_arguments
 from crop_trl.training.callbacks import RolloutCallback, RolloutRecord
 from crop_trl.training.cards import card_table, method_card
-from crop_trl.training.checks import check_packages
 from crop_trl.training.reporting import (
     ExampleResponse,
     RunReports,

@@ -13,11 +13,11 @@ from typing import Any
 
 from huggingface_hub import HfApi
 
-from ..methods import get_method
-from ..models.sharding import WORLD_SIZES, fsdp_version, launched_processes, zero_stage
-from ..scoring.placement import PLACEMENTS, QUANTIZATIONS, dtype_of
-from ..scoring.server_http import parse_address
-from ..text import masked
+from .methods import get_method
+from .models.sharding import WORLD_SIZES, fsdp_version, launched_processes, zero_stage
+from .scoring.placement import PLACEMENTS, QUANTIZATIONS, dtype_of
+from .scoring.server_http import parse_address
+from .text import masked
 
 # What the masked distillation loss does not define, by field: the only value that works, and why.
 FIXED = {
