@@ -211,6 +211,8 @@ def _same_reading(left: object, right: object, scalars: Scalars, depth: int) -> 
             return True
         if not (left.marked or right.marked):
             return False
+        if any(words in ("e", "i") and not side.marked for side, words in ((left, first), (right, second))):
+            return False  # a number, and no choice
         if first.casefold() == second.casefold():
             return True
         if any(_INFINITELY_MANY.fullmatch(words) for words in (first, second)):

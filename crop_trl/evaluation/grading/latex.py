@@ -133,6 +133,25 @@ def _one_line(text: str) -> str:
     return text.replace("&", " ").strip()
 
 
+_TEXT = re.compile(rf"\\(?:{TEXT_COMMANDS})\*?\s*(?={{)")
+
+
+def _out_of_text(text: str) -> str:
+    """One command for all fonts, without the formulas in it: `\\mathbf{\\frac34}`, `\\text{is $\\frac34$}`."""
+    out, index = [], 0
+    for match in _TEXT.finditer(text):
+        end = braced(text, match.end())
+        if match.start() < index or end is None:
+            continue  # inside another one
+        parts = re.split(r"(?<!\\)\$", text[match.end() + 1 : end])
+        if len(parts) == 1 and re.search(r"\\[a-zA-Z]|[{^]", parts[0]):
+            parts = ["", parts[0]]
+        words = [_out_of_text(part) if n % 2 else f"\\text{{{part}}}" for n, part in enumerate(parts) if part]
+        out += [text[index : match.start()], "".join(words)]
+        index = end + 1
+    return "".join(out) + text[index:]
+
+
 _QUOTES = (("**", "**"), ("`", "`"), ('"', '"'), ("``", "''"), ("``", '"'), ("'", "'"), ("__", "__"))
 
 
@@ -205,10 +224,13 @@ def normalize(text: str) -> str:
     text = re.sub(powers, lambda m: "^{" + "".join(map(SUPERSCRIPTS.get, m.group())) + "}", text)
     for char, fraction in VULGAR.items():
         text = text.replace(char, r" \frac{{{}}}{{{}}}".format(*fraction.split("/")))
+    text = re.sub(r"([√∛∜]) ?(\d+(?:\.\d+)?)", r"\1{\2}", text)
     text = "".join(UNICODE.get(char, char) for char in text)
     text = unicodedata.normalize("NFKC", text)
     text = "".join(" " if unicodedata.category(char) == "Cc" else char for char in text)
-    text = re.sub(r"(?<!\\)\$", "", text)
+    text = re.sub(r"(?<=\d)(?:,\\!|\{,\})(?=\d{3}(?!\d))", "", text)
+    text = re.sub(r"\\(?:mathrm|operatorname) ?\{ ?([ei]) ?\}", r"\1", text)
+    text = re.sub(r"(?<!\\)\$", "", _out_of_text(text))
     text = re.sub(r"\\\\|\\[()\[\]!]|\\[,;:> ]|~", lambda m: m.group() if m.group() == r"\\" else
                   "" if m.group()[-1] in "()[]!" else " ", text)  # fmt: skip
     # Nothing set above or below it.
@@ -217,7 +239,7 @@ def normalize(text: str) -> str:
     text = re.sub(r"\A(?:\s|=(?!=)|:|\\(?:Rightarrow|Longrightarrow|implies|to)(?![a-zA-Z]))+", "", text)
     text = re.sub(r"\\(left|right)\s*\.", "", text)
     text = re.sub(r"\\([a-zA-Z]+)", _same_command, text)
-    text = re.sub(rf"\\({TEXT_COMMANDS})\*?\s*(?={{)", r"\\text", text)
+    text = re.sub(r"\\log ?_ ?(?:e|\{ ?e ?\})", r"\\ln ", text)
     text = re.sub(r"\\(?:bf|rm|it|sf|tt|tiny|small|large|Large|LARGE|huge|Huge)(?![a-zA-Z])", "", text)
     text = re.sub(r"(?<=[\d\s])\{\}|\A\{\}", "", text)
     text = re.sub(r"\\mathbb ?([A-Z])(?![a-zA-Z])", r"\\mathbb{\1}", text)

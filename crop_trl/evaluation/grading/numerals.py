@@ -52,7 +52,7 @@ def exact_number(text: str) -> Fraction | None:
         return None
     if text.startswith("- ") or text.startswith("+ "):
         text = text[0] + text[2:]
-    while len(text) > 2 and text[0] == "(" and text[-1] == ")" and "(" not in text[1:]:
+    while len(text) > 2 and text[0] == "(" and text[-1] == ")" and "(" not in text[1:] and "," not in text:
         text = text[1:-1].strip()
     if PLAIN.match(text):
         return Fraction(int(text))

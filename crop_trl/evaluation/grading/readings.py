@@ -219,6 +219,8 @@ def _sequences(text: str) -> list[Sequence]:
                 inner, brackets = body.strip(), kind
                 break
     items = _items(inner, LIST)
+    if not brackets and re.search(", ?0", inner) and exact_number(inner) is not None:
+        return found  # 10,080 is one number
     if items and (len(items) > 1 or brackets):
         found.append(Sequence(brackets, items))
     return found

@@ -103,7 +103,7 @@ def _joint_answer(text: str) -> str:
 
 
 def _gold_text(gold: Any) -> str | None:
-    if isinstance(gold, bool) or gold is None:
+    if isinstance(gold, bool) or str(gold).strip().lower() in ("nan", "inf", "-inf"):  # what tables put for nothing
         return None
     if isinstance(gold, float):
         return str(int(gold)) if gold.is_integer() else repr(gold)
@@ -260,5 +260,5 @@ def accuracy_reward(prompts: list, completions: list, answer: list, **kwargs: An
         `list[float | None]`: 1.0 or 0.0; `None` (no reward) where a row has no answer, or grading it failed.
     """
     verdicts = grade_many([completion_text(completion) for completion in completions], answer)
-    missing = [gold is None or verdict is None for verdict, gold in zip(verdicts, answer, strict=True)]
+    missing = [_gold_text(gold) is None or verdict is None for verdict, gold in zip(verdicts, answer, strict=True)]
     return [None if none else float(verdict) for verdict, none in zip(verdicts, missing)]

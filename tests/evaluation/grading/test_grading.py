@@ -89,6 +89,9 @@ def test_which_box_counts():
             (r"$x=\boxed{3}$ and $y=\boxed{4}$", "4", False),
             (r"<think>\boxed{4}</think> It is \boxed{3}.", "4", False),
             ("4", "4", False),
+            (boxed("nan"), "nan", False),
+            (boxed("nan"), float("nan"), False),
+            (boxed("inf"), float("inf"), False),
         ]
     )
     assert not wrong, "\n".join(wrong)
@@ -225,8 +228,9 @@ def test_without_math_verify_algebra_counts_as_wrong_and_says_so(monkeypatch, ca
 
 
 def test_accuracy_reward_takes_both_kinds_of_completions():
-    completions = [r"\boxed{4}", [{"role": "assistant", "content": r"\boxed{5}"}], r"\boxed{4}", []]
-    assert accuracy_reward(["p"] * 4, completions, ["4", "4", None, "4"], id=["a"] * 4) == [1.0, 0.0, None, 0.0]
+    completions = [r"\boxed{4}", [{"role": "assistant", "content": r"\boxed{5}"}], r"\boxed{4}", [], r"\boxed{4}"]
+    answers = ["4", "4", None, "4", float("nan")]
+    assert accuracy_reward(["p"] * 5, completions, answers, id=["a"] * 5) == [1.0, 0.0, None, 0.0, None]
 
 
 def test_grade_many_keeps_the_order():
