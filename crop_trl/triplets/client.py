@@ -5,6 +5,7 @@ The `openai` client does the HTTP. Its own retries are off: they sleep out of re
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ except ImportError as error:
 
 from ..retries import Stopped, Transient, retry_after, retrying
 from ..text import Redactor
+from .progress import say
 from .settings import TripletSettings
 
 MODES = ("json_schema", "json_object", "text")
@@ -24,7 +26,11 @@ ACCOUNT_CODES = ("insufficient_quota", "billing_hard_limit_reached", "billing_no
 
 
 class RequestFailed(RuntimeError):
-    """One request got no answer; the next one may. The message names the cause."""
+    """One request got no answer; the next one may. The message begins with the cause."""
+
+    def __init__(self, cause: str, message: str):
+        super().__init__(f"{cause}: {message}")
+        self.cause = cause
 
 
 class RequestRefused(RequestFailed):
@@ -74,6 +80,7 @@ class Client:
         self.stopping = asyncio.Event()
         self.accepted = accepted
         self._answered = False  # by this process
+        self._quiet_until = 0.0
         options: dict[str, Any] = {}
         try:
             import aiohttp  # noqa: F401
@@ -82,7 +89,7 @@ class Client:
         except ImportError:
             pass
         self._openai = openai.AsyncOpenAI(
-            api_key=settings.api_key(), base_url=settings.endpoint, timeout=settings.timeout, max_retries=0, **options
+            api_key=settings.api_key(), base_url=settings.endpoint, timeout=None, max_retries=0, **options
         )
 
     async def __aenter__(self) -> "Client":
@@ -106,8 +113,12 @@ class Client:
         while True:
             mode = modes.pop(0)
             try:
-                answer = await self._repeat(messages, name, schema, mode)
-            except RequestRefused:
+                answer = await self._repeat(messages, name, schema, mode, not modes)
+            except RequestFailed as error:
+                if not isinstance(error, RequestRefused) and error.cause != "http_500":
+                    raise
+                if error.cause == "http_500" and modes and mode == self._modes[0]:
+                    modes.append(mode)  # where the others fare no better, it was not for the way of asking
                 modes = [other for other in modes if self.mode in (None, other)]
                 if not modes:  # refused however it is asked for, or where others were not: something else is wrong
                     raise
@@ -115,7 +126,7 @@ class Client:
                 self.mode = min(mode, self.mode or mode, key=MODES.index)
                 return answer
 
-    async def _repeat(self, messages: list, name: str, schema: Mapping[str, Any], mode: str) -> Answer:
+    async def _repeat(self, messages: list, name: str, schema: Mapping[str, Any], mode: str, last_mode: bool) -> Answer:
         body: dict[str, Any] = {**self.settings.request_fields(), "messages": messages}
         if mode == "json_schema":
             body["response_format"] = {
@@ -127,8 +138,8 @@ class Client:
         repeat = retrying(
             self.stopping,
             longest=self.settings.max_backoff,
-            attempts=lambda error: 1 + self._retry_limit(error),
-            on_wait=lambda error, seconds: self.retries.update([error.cause]),
+            attempts=lambda error: 1 + self._retry_limit(error, last_mode),
+            on_wait=self._on_wait,
         )
         try:
             payload = await repeat(self._send, body)
@@ -138,14 +149,24 @@ class Client:
                     f"`base_url` {self.settings.endpoint} does not answer ({error}); start the server or correct the "
                     "address."
                 ) from None
-            raise RequestFailed(f"{error.cause}: {error}") from None
+            raise RequestFailed(error.cause, str(error)) from None
         self._answered = self.accepted = True
         return self._read(payload, mode)
 
-    def _retry_limit(self, error: Transient) -> int:
+    def _retry_limit(self, error: Transient, last_mode: bool) -> int:
+        most = self.settings.max_retries
         # A server that never answered is more likely not there than overloaded: say so soon.
-        unreachable = error.cause == "connection" and not self._answered
-        return min(self.settings.max_retries, 2) if unreachable else self.settings.max_retries
+        if error.cause == "connection" and not self._answered:
+            return min(most, 2)
+        # Some servers stumble over a way of asking for JSON that they do not know.
+        return min(most, 1) if error.cause == "http_500" and not self.mode and not last_mode else most
+
+    def _on_wait(self, error: Transient, seconds: float) -> None:
+        self.retries[error.cause] += 1
+        # Many requests wait at the same time, and short pauses are no news.
+        if seconds >= 1 and time.monotonic() >= self._quiet_until:
+            self._quiet_until = time.monotonic() + max(10.0, seconds)
+            say(f"Waiting {seconds:.0f} s until requests are sent again ({error}).")
 
     async def _send(self, body: dict[str, Any]) -> dict[str, Any]:
         if self.stopping.is_set():
@@ -153,11 +174,13 @@ class Client:
         failure = None
         try:
             # `chat.completions.create` builds typed objects on both sides, which costs more time than everything else
-            # here, and stumbles over endpoints whose answers lack a field.
-            payload = await self._openai.post("/chat/completions", body=body, cast_to=object)
+            # here, and stumbles over endpoints whose answers lack a field or say that they are text.
+            reply = self._openai.post("/chat/completions", body=body, cast_to=bytes)
+            # The transport's own timeout is for one read, and there may be many.
+            payload = json.loads(await asyncio.wait_for(reply, self.settings.timeout))
         except openai.APIStatusError as error:
             failure = self._status_error(error)
-        except (json.JSONDecodeError, RecursionError):  # said to be JSON, and is not
+        except (ValueError, RecursionError):  # no JSON
             payload = None
         except Exception as error:  # the transport's own kinds, of which not all are wrapped
             failure = self._transport_error(error)
@@ -166,12 +189,13 @@ class Client:
         if not isinstance(payload, dict) or not _first_message(payload):
             # A gateway's error page with status 200: nobody's answer, so there is nothing to keep.
             raise Transient("the endpoint's reply was not a chat completion", "no_completion")
+        if (reason := payload["choices"][0].get("finish_reason")) in ("error", "abort"):
+            raise Transient(f"the endpoint broke its answer off (finish_reason {reason!r})", "broken_off")
         return payload
 
     def _transport_error(self, error: Exception) -> Transient:
         cause = error.__cause__ or error
-        # The aiohttp transport reports a refused connection as `ConnectTimeout`, which is no slow answer.
-        if isinstance(error, openai.APITimeoutError) and type(cause).__name__ != "ConnectTimeout":
+        if isinstance(error, asyncio.TimeoutError):
             return Transient(f"no answer within {self.settings.timeout:g} s", "timeout")
         text = self.redact.message(str(getattr(cause, "message", cause)) or type(cause).__name__)
         if isinstance(error, openai.APIConnectionError):
@@ -179,9 +203,10 @@ class Client:
         return Transient(f"no reply that HTTP knows ({text})", "malformed_reply")
 
     def _status_error(self, error: openai.APIStatusError) -> Exception:
-        status, text = error.status_code, self.redact.message(error.message)
+        status = error.status_code
+        text = self.redact.message(error.message.removeprefix(f"Error code: {status} - "))
         if status == 403 and self.accepted:
-            return RequestFailed(f"http_403: {text}")  # the key is good: some gateways turn single requests down so
+            return RequestFailed("http_403", text)  # the key is good: some gateways turn single requests down so
         if status in (401, 403):
             return EndpointError(
                 f"The endpoint {self.settings.endpoint} refuses the key in {self.settings.key_variable} "
@@ -196,7 +221,7 @@ class Client:
         if status in (408, 409, 429) or status >= 500:
             cause = "rate_limit" if status == 429 else f"http_{status}"
             return Transient(f"HTTP {status}: {text}", cause, retry_after(error.response.headers))
-        return RequestRefused(f"http_{status}: {text}")
+        return RequestRefused(f"http_{status}", text)
 
     def _read(self, payload: dict[str, Any], mode: str) -> Answer:
         message = _first_message(payload)

@@ -36,6 +36,7 @@ _SCHEMA_DIGESTS = {
 }
 # An answer that says no is an answer; asking again for the same would only be paid for twice.
 FINAL_FLAWS = {"refusal", "content_filter", "no_candidates"}
+LONGEST_UNUSABLE_SERIES = 20  # answers in a row of one kind, each paid for, until the run ends
 LONGEST_FAILURE_SERIES = 20  # failed requests in a row, each after its repetitions, until the endpoint counts as gone
 
 
@@ -194,6 +195,7 @@ class Run:
     stopped: str | None = None
     error: Exception | None = None
     _failures: int = 0
+    _unusable: Counter = field(default_factory=Counter)  # in a row, by kind
     _requests: int = 0
     _lost: int = 0  # answers that did not reach the disk
     _pending: dict[str, asyncio.Task] = field(default_factory=dict)
@@ -303,20 +305,34 @@ class Run:
     ) -> tuple[Any] | None:
         """Ask and read, again if the answer is unusable and `malformed_retries` allows; `None` when it stays so."""
         for attempt in range(self.settings.malformed_retries + 1):
-            answer = await self._answer(kind, messages, number, attempt, problem.id)
+            answer, fresh = await self._answer(kind, messages, number, attempt, problem.id)
             current.models[kind] = answer["served_model"]
             flaw = answer_flaw(answer["content"], answer["refusal"], answer["finish_reason"])
             found, flaws = (None, Counter([flaw])) if flaw else read(answer["content"])
             current.flaws.update({f"{kind}:{name}": count for name, count in flaws.items()})
+            if fresh:
+                self._brake(kind, bool(found) or "no_candidates" in flaws, ", ".join(flaws))
             if found:
                 return (found,)
             if FINAL_FLAWS & set(flaws):
                 break
         return None
 
+    def _brake(self, kind: str, usable: bool, flaws: str) -> None:
+        """End a run that pays for answers of which none is of use."""
+        self._unusable[kind] = 0 if usable else self._unusable[kind] + 1
+        if self._unusable[kind] >= LONGEST_UNUSABLE_SERIES:
+            reason = (
+                f"The last {self._unusable[kind]} answers of the {kind} were unusable (the last one: {flaws}); look at "
+                f"them in {self.ledger.path}, change `response_format`, `max_completion_tokens` or the model, and run "
+                "again."
+            )
+            self.stop("error", EndpointError(reason))
+
     async def _answer(
         self, kind: str, messages: list[dict[str, str]], number: int, attempt: int, problem_id: str
-    ) -> dict[str, Any]:
+    ) -> tuple[dict[str, Any], bool]:
+        """An answer, and whether it was paid for in this run."""
         key = request_key(
             kind=kind,
             model=self._client(kind).settings.model,
@@ -329,14 +345,14 @@ class Run:
         )
         entry = self.ledger.get(key)
         if entry is not None:
-            return entry["answer"]
+            return entry["answer"], False
         if key not in self._pending:  # two rows with the same text share one request
             facts = {"kind": kind, "problem": problem_id, "round": number, "attempt": attempt}
             facts |= {"model": self._client(kind).settings.model, "templates": self.templates.version}
             task = asyncio.create_task(self._request(key, kind, messages, facts))
             self._pending[key] = task
             task.add_done_callback(lambda _: self._pending.pop(key))
-        return await self._pending[key]
+        return await self._pending[key], True
 
     async def _request(
         self, key: str, kind: str, messages: list[dict[str, str]], facts: dict[str, Any]

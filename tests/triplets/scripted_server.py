@@ -4,7 +4,7 @@ Each problem has a plan, chosen by a checksum of its text (or by a `[plan:NAME]`
 the problem: a run's records can be checked one by one. Run it as a process of its own:
 
     python scripted_server.py --log FILE [--no-json-schema] [--no-json-mode] [--no-usage] [--key KEY] [--latency S]
-        [--plan NAME] [--hold N]
+        [--plan NAME] [--hold N] [--json-schema-500] [--retry-after S]
 
 It prints its address. The log has one line per answer (a chat completion that was sent), with the answer's id. With
 `--hold N` requests wait until so many are in flight, or for a GET of `/release`; `/stats` says what came so far.
@@ -101,7 +101,9 @@ PLANS = {
     "http_400": (1, "pending_repair", "good", "good", "400"),
     "http_400_critic": (1, "needs_review", "good", "good", "400_critic"),
     "http_403": (0, "pending_repair", "good", "good", "403"),
+    **{f"http_{fault}": (0, "strict_pass", "good", "good", fault) for fault in ("plain", "error", "abort", "drip")},
     **{f"http_{fault}": (0, "strict_pass", "good", "good", fault) for fault in RAW_REPLIES},
+    "http_always_500": (0, "pending_repair", "good", "good", "always_500"),
     "http_drop": (0, "pending_repair", "good", "good", "drop"),
 }
 _WHEEL = [name for name, plan in PLANS.items() for _ in range(plan[0])]
@@ -263,10 +265,12 @@ class Server:
         self.log = open(options.log, "a", buffering=1) if options.log else None
         self.in_flight = self.most_in_flight = self.arrived = 0
         self.released = asyncio.Event()
+        self.formats: list[str] = []
 
     async def stats(self, request: web.Request) -> web.Response:
         return web.json_response({
-            "most_in_flight": self.most_in_flight, "in_flight": self.in_flight, "arrived": self.arrived
+            "most_in_flight": self.most_in_flight, "in_flight": self.in_flight, "arrived": self.arrived,
+            "formats": self.formats,
         })  # fmt: skip
 
     async def release(self, request: web.Request) -> web.Response:
@@ -292,6 +296,9 @@ class Server:
         if self.options.model and body["model"] != self.options.model:
             return error(404, f"The model {body['model']} does not exist", "model_not_found")
         kind = body.get("response_format", {}).get("type", "text")
+        self.formats.append(kind)
+        if kind == "json_schema" and self.options.json_schema_500:
+            return error(500, "Internal Server Error", None)
         if (kind == "json_schema" and self.options.no_json_schema) or (
             kind == "json_object" and self.options.no_json_mode
         ):
@@ -329,7 +336,9 @@ class Server:
             "prompt_tokens_details": {"cached_tokens": len(system) // 4},
         }
         identifier = f"chatcmpl-{self.run}-{next(self.numbers)}"
-        if self.log:
+        if transport in ("error", "abort") and first:
+            content, reason = (content[:50], "error") if transport == "error" else (None, "abort")
+        elif self.log:
             self.log.write(json.dumps({"id": identifier, "request": request_hash, "plan": plan}) + "\n")
         return web.json_response(
             {
@@ -345,7 +354,8 @@ class Server:
                     }
                 ],
                 **({} if self.options.no_usage else {"usage": usage}),
-            }
+            },
+            content_type="text/plain" if transport == "plain" else "application/json",
         )
 
     async def transport(
@@ -355,6 +365,8 @@ class Server:
             return error(400, "Your prompt was flagged.", "content_policy_violation")
         if fault == "403":
             return error(403, "Your input was flagged by moderation.", "moderation")
+        if fault == "always_500":
+            return error(500, "Internal Server Error", None)
         if fault == "drop":
             request.transport.close()
             return web.Response()
@@ -366,13 +378,20 @@ class Server:
             request.transport.close()
             return web.Response()
         if fault == "429":
-            return error(429, "Rate limit reached", "rate_limit_exceeded", {"Retry-After": "0.3"})
+            return error(429, "Rate limit reached", "rate_limit_exceeded", {"Retry-After": self.options.retry_after})
         if fault in ("500", "503"):
             return error(int(fault), f"try later; you sent {request.headers.get('authorization')}", None)
         if fault == "html":
             return web.Response(text="<html>gateway</html>", content_type="text/html")
         if fault == "no_choices":
             return web.json_response({"id": "x", "choices": []})
+        if fault == "drip":
+            response = web.StreamResponse(headers={"Content-Type": "application/json"})
+            await response.prepare(request)
+            while request.transport and not request.transport.is_closing():
+                await response.write(b" ")  # never silent for long, and never done
+                await asyncio.sleep(0.05)
+            return response
         if fault == "hang":
             await asyncio.sleep(30)
             return error(504, "too late", None)  # nobody listens any more, so it must not be logged as an answer
@@ -400,6 +419,8 @@ async def main() -> None:
     parser.add_argument("--latency", type=float, default=0.0)
     parser.add_argument("--no-usage", action="store_true")
     parser.add_argument("--no-json-schema", action="store_true")
+    parser.add_argument("--json-schema-500", action="store_true")
+    parser.add_argument("--retry-after", default="0.3")
     parser.add_argument("--no-json-mode", action="store_true")
     options = parser.parse_args()
     server = Server(options)

@@ -4,6 +4,7 @@ import asyncio
 import time
 
 import pytest
+from triplets.running import stats
 from triplets.scripted_server import RAW_REPLIES
 
 from crop_trl.retries import Stopped
@@ -37,6 +38,8 @@ def run(url, *problems, known_mode=None, **changes):
     [
         ((), "json_schema"),
         (("--no-json-schema",), "json_object"),
+        (("--json-schema-500",), "json_object"),
+        (("--json-schema-500", "--no-json-mode"), "text"),
         (("--no-json-schema", "--no-json-mode"), "text"),
     ],
 )
@@ -64,6 +67,9 @@ def test_a_known_mode_is_tried_first(start_server):
         ("http_no_choices", "no_completion"),
         ("http_cut", "connection"),
         ("http_hang", "timeout"),
+        ("http_drip", "timeout"),
+        ("http_error", "broken_off"),
+        ("http_abort", "broken_off"),
     ],
 )
 def test_passing_faults_are_repeated(start_server, fault, cause):
@@ -93,10 +99,27 @@ def test_what_is_no_http_is_repeated_and_shows_no_key(start_server):
     assert not wrong, "\n".join(wrong)
 
 
-def test_retry_after_is_honoured(start_server):
+def test_a_server_that_stumbles_over_everything_is_asked_as_well_as_possible(start_server):
+    """Two requests in each way, then all repetitions in the best one; it is not taken for a matter of the form."""
+    url = start_server("--plan", "http_always_500")
+    _, (error,) = run(url, "1 and 2", max_backoff=0.0, max_retries=3)
+    assert isinstance(error, RequestFailed) and error.cause == "http_500"
+    formats = ["json_schema"] * 2 + ["json_object"] * 2 + ["text"] * 2 + ["json_schema"] * 4
+    assert stats(url)["formats"] == formats
+
+
+def test_json_that_calls_itself_text_is_an_answer(start_server):
+    client, (answer,) = run(start_server(), "[plan:http_plain]")
+    assert answer.content.startswith('{"decision"') and not client.retries
+
+
+def test_retry_after_is_honoured_and_shown(start_server, monkeypatch):
+    said = []
+    monkeypatch.setattr("crop_trl.triplets.client.say", said.append)
     started = time.monotonic()
-    run(start_server(), "[plan:http_429]", max_backoff=0.0)
-    assert time.monotonic() - started > 0.3
+    run(start_server("--retry-after", "1.2"), *(f"[plan:http_429] {n}" for n in range(4)), max_backoff=0.0)
+    assert time.monotonic() - started > 1.2
+    assert said == ["Waiting 1 s until requests are sent again (HTTP 429: Rate limit reached)."]  # once for all
 
 
 def test_a_refused_request_is_not_repeated(start_server):
@@ -116,7 +139,7 @@ def test_endpoint_errors_name_the_remedy(start_server):
 
 
 def test_an_error_that_repeats_the_key_is_cleaned(start_server):
-    _, (error,) = run(start_server(), "[plan:http_500]", max_retries=0)
+    _, (error,) = run(start_server(), "[plan:http_500]", max_retries=0, response_format="text")
     assert isinstance(error, RequestFailed) and "try later" in str(error)
     assert KEY not in str(error) and "[key]" in str(error)
 

@@ -94,6 +94,20 @@ def test_it_stops_when_the_endpoint_takes_nothing(start_server, problems, tmp_pa
     assert len(result.records) < 30
 
 
+@pytest.mark.parametrize(("plan", "kind"), [("not_json", "generator"), ("critic_cut_off", "critic")])
+def test_it_stops_when_no_answer_is_of_use(start_server, problems, tmp_path, plan, kind):
+    source = problems(*(f"[plan:{plan}] {n} and 1" for n in range(60)))
+    url = start_server()
+    result = generate(url, source, tmp_path / "out", concurrency=4)
+    assert f"The last 20 answers of the {kind} were unusable" in str(result.error) and "ledger.jsonl" in str(
+        result.error
+    )
+    assert result.requests <= (20 + 3) * (2 if kind == "critic" else 1)
+    # They are final: a rerun pays for new ones, and stops again when these are no better.
+    again = generate(url, source, tmp_path / "out", concurrency=4)
+    assert "unusable" in str(again.error) and 20 <= again.requests and len(again.records) > len(result.records)
+
+
 @pytest.mark.parametrize("plan", ["http_400", "http_400_critic"])
 def test_refused_requests_are_cases_of_their_own_where_others_were_taken(start_server, problems, tmp_path, plan):
     texts = ["[plan:good] 1 and 2", *(f"[plan:{plan}] {n} and 1" for n in range(60))]
