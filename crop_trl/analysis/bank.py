@@ -2,7 +2,7 @@
 training and without the models."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ..files import replacing
 from ..methods import METHODS, Selection, SelectionSettings, Signals, select
 from ..scoring import TopKLogprobs
+from ..training.responses import ScoredResponses
 
 
 @dataclass
@@ -23,20 +24,13 @@ class RolloutBank:
     Sampled responses and how teacher and student scored them.
 
     Args:
-        completion_ids (`torch.LongTensor` of shape `[B, T]`):
-            Responses, right-padded with zeros.
-        loss_mask (`torch.BoolTensor` of shape `[B, T]`):
-            Real response tokens.
-        signals ([`~crop_trl.methods.Signals`]):
-            By name, `[B, T, K]`.
-        prompts (`list[str]`):
-            Text of the original prompts, for reading.
-        step (`int`):
-            Global step at which they were sampled; methods that draw depend on it.
-        settings (`dict`):
-            Whatever describes the run, JSON-serialisable: student, teacher, dataset, seed.
-        texts (`dict[str, list[str]]`):
-            Prompts of each kind as the dataset has them, for reading; `"original"`, `"paraphrase"`, `"counterfactual"`.
+        completion_ids (`torch.LongTensor` of shape `[B, T]`): Responses, right-padded with zeros.
+        loss_mask (`torch.BoolTensor` of shape `[B, T]`): Response tokens that may be trained.
+        signals ([`~crop_trl.methods.Signals`]): By name, `[B, T, K]`.
+        prompts (`list[str]`): Text of the original prompts, for reading.
+        step (`int`): Global step at which they were sampled; methods that draw depend on it.
+        settings (`dict`): Whatever describes the run, JSON-serialisable: student, teacher, dataset, seed.
+        texts (`dict[str, list[str]]`): Prompts of each kind as the dataset has them, for reading.
     """
 
     completion_ids: torch.Tensor
@@ -106,25 +100,8 @@ class RolloutBank:
         )
 
 
-def collect_bank(trainer, rows: Sequence[Mapping[str, Any]]) -> RolloutBank:
-    """
-    Sample `num_generations` responses to each row and compute every signal of every method.
-
-    Args:
-        trainer ([`~crop_trl.CROPTrainer`]):
-            Its student samples and is scored, its teacher scores. One process.
-        rows (dataset rows):
-            With all three prompts.
-
-    Returns:
-        [`RolloutBank`] on the CPU.
-    """
-    rows = list(rows)
-    needs = {need for method in METHODS.values() for need in method.needs}
-    if len({str(row["prompt"]) for row in rows}) <= trainer.args.credit_num_negatives:
-        # Too few prompts to draw unrelated ones from; methods that need them are left out of a replay.
-        needs.discard("teacher/negative")
-    sampled = trainer.sample(rows, sorted(needs))
+def bank_of(sampled: ScoredResponses) -> RolloutBank:
+    """A bank of responses as they were sampled, on the CPU."""
     return RolloutBank(
         completion_ids=pad_sequence([torch.tensor(ids) for ids in sampled.completion_ids], batch_first=True),
         loss_mask=sampled.loss_mask.cpu(),
@@ -135,32 +112,27 @@ def collect_bank(trainer, rows: Sequence[Mapping[str, Any]]) -> RolloutBank:
     )
 
 
+def collect_bank(trainer, rows: Iterable[Mapping[str, Any]]) -> RolloutBank:
+    """
+    Sample `num_generations` responses to each row, with all three prompts, and compute every signal of every method;
+    one process, whose student samples and is scored.
+    """
+    rows = list(rows)
+    needs = {need for method in METHODS.values() for need in method.needs}
+    if len({str(row["prompt"]) for row in rows}) <= trainer.args.credit_num_negatives:
+        # Too few prompts to draw unrelated ones from; methods that need them are left out of a replay.
+        needs.discard("teacher/negative")
+    return bank_of(trainer.sample(rows, sorted(needs)))
+
+
 def kept_overlap(bank: RolloutBank, names: Sequence[str], settings: SelectionSettings | None = None) -> torch.Tensor:
-    """
-    Pairwise overlap of the tokens that methods keep.
-
-    Args:
-        bank ([`RolloutBank`]): Responses and signals.
-        names (sequence of M `str`): Methods.
-        settings ([`~crop_trl.SelectionSettings`], *optional*): Budget; by default the paper's.
-
-    Returns:
-        `torch.Tensor` of shape `[M, M]`: entry (i, j) is the share of tokens kept by i that j keeps too.
-    """
+    """Overlap of what M methods keep, `[M, M]`: entry (i, j) is the share of tokens kept by i that j keeps too."""
     masks = torch.stack([bank.select(name, settings).mask.flatten() for name in names]).double()
     return (masks @ masks.t()) / masks.sum(-1, keepdim=True)
 
 
 def caught_share(bank: RolloutBank, name: str, threshold: float = 2.0, settings: SelectionSettings | None = None):
-    """
-    Share of the tokens whose student-teacher gap exceeds `threshold` nats that a method keeps, or `None` without any.
-
-    Args:
-        bank ([`RolloutBank`]): Responses and signals.
-        name (`str`): A method.
-        threshold (`float`): From which gap on a token counts, in nats.
-        settings ([`~crop_trl.SelectionSettings`], *optional*): Budget; by default the paper's.
-    """
+    """Share of the tokens with a student-teacher gap above `threshold` nats that a method keeps; `None` without any."""
     large = bank.loss_mask & (bank.gap > threshold)
     kept = bank.select(name, settings).mask
     return (kept & large).sum().item() / large.sum().item() if large.any() else None

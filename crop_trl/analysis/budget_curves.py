@@ -5,7 +5,6 @@ gains at each budget over the best other selector of that budget and over pure d
 """
 
 import csv
-import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
+from ..files import read_object
 from ..methods import METHODS
 from ..training.results import FILE, RunResult
-from .chart import COLOURS, INK, MARKERS, QUIET, RULE, new_figure, save, tidy
+from .chart import COLOURS, INK, MARKERS, QUIET, RULE, caption, new_figure, save, tidy
 
 BASE, OPD = "base", "opd"
 HARD_SELECTORS = ("entropy", "tip", "ta-opd")
@@ -27,74 +27,42 @@ _T = (
 
 
 @dataclass(frozen=True)
-class Run:
-    """
-    One trained student.
-
-    Args:
-        method (`str`): Its method; `"base"` is the student before training.
-        retention_ratio (`float`, *optional*): Share of tokens trained; `None` for a method that trains all of them.
-        accuracy (`float`): In [0, 1].
-        seed (`int`, *optional*): Of the training.
-    """
+class StudentAccuracy:
+    """What one student came to; of method `base`: before training."""
 
     method: str
-    retention_ratio: float | None
-    accuracy: float
-    seed: int | None = None
+    retention_ratio: float | None  # None for a method that trains every token
+    accuracy: float  # in [0, 1]
+    seed: int | None = None  # of the training
 
 
 @dataclass(frozen=True)
 class Point:
-    """
-    The runs of one method at one budget.
-
-    Args:
-        accuracy (`float`): Mean, in [0, 1].
-        interval (`tuple[float, float]`, *optional*): 95 % interval of the mean over training seeds (Student's t);
-            `None` with a single run.
-        runs (`int`): How many; of a gain, how many seeds both methods have.
-    """
+    """The mean accuracy of one method at one budget, or a mean gain."""
 
     accuracy: float
-    interval: tuple[float, float] | None
-    runs: int
+    interval: tuple[float, float] | None  # 95 % of the mean over training seeds (Student's t); None with a single run
+    runs: int  # of a gain: how many seeds both methods have
 
 
 @dataclass(frozen=True)
 class Gain:
-    """
-    What the method in question gains at one budget, in accuracy.
-
-    Args:
-        retention_ratio (`float`): The budget.
-        best (`str`, *optional*): The best other hard selector there; `None` where none was run.
-        over_best ([`Point`], *optional*): Gain over it, seed by seed where both have them.
-        over_opd ([`Point`], *optional*): Gain over distillation of every token.
-    """
+    """What the method in question gains at one budget, in accuracy, seed by seed where both sides have them."""
 
     retention_ratio: float
-    best: str | None
+    best: str | None  # the best other hard selector there, if one was run
     over_best: Point | None
     over_opd: Point | None
 
 
 @dataclass
 class BudgetCurves:
-    """
-    Accuracy over the budget.
-
-    Args:
-        method (`str`): The method in question.
-        curves (`dict[str, dict[float, Point]]`): Method -> retention ratio -> accuracy.
-        dense (`dict[str, Point]`): Methods without a budget, `"base"` among them.
-        gains (`list[Gain]`): By budget, in rising order.
-    """
+    """Accuracy over the budget, for the method in question and others."""
 
     method: str
-    curves: dict[str, dict[float, Point]]
-    dense: dict[str, Point]
-    gains: list[Gain] = field(default_factory=list)
+    curves: dict[str, dict[float, Point]]  # method -> retention ratio -> accuracy
+    dense: dict[str, Point]  # methods without a budget, "base" among them
+    gains: list[Gain] = field(default_factory=list)  # by budget, in rising order
 
     def to_dict(self) -> dict:
         """For JSON."""
@@ -116,7 +84,7 @@ def _point(values: Sequence[float]) -> Point:
     return Point(mean, (mean - half, mean + half), n)
 
 
-def _difference(ours: list[Run], theirs: list[Run]) -> Point:
+def _difference(ours: list[StudentAccuracy], theirs: list[StudentAccuracy]) -> Point:
     """Paired over shared seeds where every run of both has one, else the difference of means without an interval."""
     by_seed = [{run.seed: run.accuracy for run in runs} for runs in (ours, theirs)]
     shared = [seed for seed in by_seed[0] if seed in by_seed[1] and seed is not None]
@@ -126,35 +94,23 @@ def _difference(ours: list[Run], theirs: list[Run]) -> Point:
 
 
 def budget_curves(
-    runs: Iterable[Run], method: str = "crop", hard_selectors: Sequence[str] = HARD_SELECTORS
+    runs: Iterable[StudentAccuracy], method: str = "crop", hard_selectors: Sequence[str] = HARD_SELECTORS
 ) -> BudgetCurves:
     """
-    Sort runs into curves and references.
-
-    Args:
-        runs (iterable of [`Run`]): See [`read_runs`].
-        method (`str`, *optional*, defaults to `"crop"`): The method in question.
-        hard_selectors (`Sequence[str]`, *optional*): Among which the best is taken at each budget; by default the
-            paper's entropy, TIP and TA-OPD.
-
-    Returns:
-        [`BudgetCurves`]
-
-    Raises:
-        `ValueError`: no run, or none of the method in question.
+    Sort runs into curves and references; the best other selector at each budget is taken among `hard_selectors`, by
+    default the paper's. Raises `ValueError` when there is no run, or none of the method in question.
     """
-    groups: dict[tuple[str, float | None], list[Run]] = {}
+    groups: dict[tuple[str, float | None], list[StudentAccuracy]] = {}
     for run in runs:
         groups.setdefault((run.method, run.retention_ratio), []).append(run)
     if not groups:
         raise ValueError("There is no result to draw a curve of; give folders that hold result.json or results.json.")
+    points = {key: _point([run.accuracy for run in group]) for key, group in groups.items()}
+    dense = {name: point for (name, ratio), point in points.items() if ratio is None}
     curves: dict[str, dict[float, Point]] = {}
-    for (name, ratio), group in sorted(
-        groups.items(), key=lambda item: (item[0][0] != method, str(item[0][0]), item[0][1] or 0)
-    ):
-        if ratio is not None:
-            curves.setdefault(name, {})[ratio] = _point([run.accuracy for run in group])
-    dense = {name: _point([r.accuracy for r in group]) for (name, ratio), group in groups.items() if ratio is None}
+    budgets = [key for key in points if key[1] is not None]
+    for name, ratio in sorted(budgets, key=lambda key: (key[0] != method, *key)):
+        curves.setdefault(name, {})[ratio] = points[name, ratio]
     if method not in curves:
         known = ", ".join(curves) or "none"
         raise ValueError(f"`method` {method!r} has no result with a retention ratio; those that have: {known}.")
@@ -163,124 +119,85 @@ def budget_curves(
         ours = groups[method, ratio]
         rivals = [name for name in hard_selectors if name != method and (name, ratio) in groups]
         best = max(rivals, key=lambda name: curves[name][ratio].accuracy, default=None)
-        gains.append(
-            Gain(
-                ratio,
-                best,
-                None if best is None else _difference(ours, groups[best, ratio]),
-                _difference(ours, groups[OPD, None]) if (OPD, None) in groups else None,
-            )
-        )
+        over_best = None if best is None else _difference(ours, groups[best, ratio])
+        over_opd = _difference(ours, groups[OPD, None]) if (OPD, None) in groups else None
+        gains.append(Gain(ratio, best, over_best, over_opd))
     return BudgetCurves(method, curves, dense, gains)
 
 
-def read_runs(paths: Iterable[str | Path]) -> list[Run]:
+def read_runs(paths: Iterable[str | Path]) -> list[StudentAccuracy]:
     """
-    Read results of several kinds.
-
-    Args:
-        paths (iterable of `str` or `Path`): Each one of: a CSV file with the columns `method`, `accuracy` and, as far
-            as they apply, `retention_ratio` and `seed`; a `result.json` of a training run; a `results.json` of
-            an evaluation with `--training_run`; or a folder, in which all of these JSON files are looked for.
-
-    Returns:
-        `list[Run]`
-
-    Raises:
-        `ValueError`: a file that is missing, broken, or does not say what it is a result of.
+    Read results: CSV files with the columns `method`, `accuracy` and, as far as they apply, `retention_ratio` and
+    `seed`; `result.json` of training; `results.json` of an evaluation with `--training_run`; or folders, in which these
+    JSON files are looked for. Raises `ValueError` for a file that is missing, broken, or does not say what it is of.
     """
-    runs: list[Run] = []
+    runs: list[StudentAccuracy] = []
     for path in map(Path, paths):
-        if path.is_dir():
-            files = sorted([*path.rglob(FILE), *path.rglob("results.json")])
-            if not files:
-                raise ValueError(f"{str(path)!r} holds no result.json or results.json; train or evaluate first.")
-        elif path.exists():
-            files = [path]
-        else:
+        if not path.exists():
             raise ValueError(f"{str(path)!r} does not exist; give a folder of results, a JSON or a CSV file.")
+        files = sorted([*path.rglob(FILE), *path.rglob("results.json")]) if path.is_dir() else [path]
+        if not files:
+            raise ValueError(f"{str(path)!r} holds no result.json or results.json; train or evaluate first.")
         for file in files:
-            try:
-                runs += _read_csv(file) if file.suffix == ".csv" else _read_json(file)
-            except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
-                message = f"{str(file)!r} is no result that can be read ({type(error).__name__}: {error})"
-                raise ValueError(f"{message}; write it again with the command it came from.") from error
+            rows = _csv_rows(file) if file.suffix == ".csv" else _json_rows(file)
+            runs += [_student(file, *row) for row in rows]
     # The student before training is the same one in every result of its seed. Of other runs only a seed tells that two
     # of equal accuracy are one.
     once = dict.fromkeys(run for run in runs if run.seed is not None or run.method == BASE)
     return [*once, *(run for run in runs if run not in once)]
 
 
-def _number(file: Path, name: str, text, kind=float):
-    """A number of a result; raises `ValueError` with its file and name."""
-    try:
-        return kind(text)
-    except ValueError as error:
-        what = "a whole number" if kind is int else "a number"
-        raise ValueError(f"{str(file)!r}: `{name}` must be {what}, got {text!r}.") from error
+def _student(file: Path, method: str, ratio, accuracy, seed) -> StudentAccuracy:
+    def number(name: str, text, kind=float):
+        try:
+            return kind(text)
+        except (TypeError, ValueError):
+            what = "a whole number" if kind is int else "a number"
+            raise ValueError(f"{str(file)!r}: `{name}` must be {what}, got {text!r}.") from None
 
-
-def _run(file: Path, method: str, ratio, accuracy, seed) -> Run:
-    accuracy = _number(file, "accuracy", accuracy)
+    accuracy = number("accuracy", accuracy)
     if not 0 <= accuracy <= 1:
         raise ValueError(f"{str(file)!r}: `accuracy` must be a share between 0 and 1, got {accuracy:g}.")
-    is_dense = method == BASE or (method in METHODS and METHODS[method].score is None)
-    if is_dense or ratio in (None, ""):
-        if not is_dense and method in METHODS:
+    if method == BASE or (method in METHODS and METHODS[method].score is None):
+        ratio = None
+    elif ratio in (None, ""):
+        if method in METHODS:
             raise ValueError(f"{str(file)!r}: method {method!r} needs its `retention_ratio`; add it.")
         ratio = None
-    else:
-        ratio = _number(file, "retention_ratio", ratio)
-        if not 0 < ratio <= 1:
-            raise ValueError(
-                f"{str(file)!r}: `retention_ratio` must lie in (0, 1], got {ratio:g}; write a fifth as 0.2."
-            )
-    seed = None if seed in (None, "") else _number(file, "seed", seed, int)
-    return Run(method, ratio, accuracy, seed)
+    elif not 0 < (ratio := number("retention_ratio", ratio)) <= 1:
+        raise ValueError(f"{str(file)!r}: `retention_ratio` must lie in (0, 1], got {ratio:g}; write a fifth as 0.2.")
+    return StudentAccuracy(method, ratio, accuracy, None if seed in (None, "") else number("seed", seed, int))
 
 
-def _read_csv(file: Path) -> list[Run]:
+def _csv_rows(file: Path) -> list[tuple]:
     # Spreadsheets begin a CSV file with a byte order mark, which would become part of the first column's name.
     with open(file, encoding="utf-8-sig", newline="") as stream:
         rows = list(csv.DictReader(stream))
     missing = {"method", "accuracy"} - set(rows[0] if rows else ())
     if missing:
         raise ValueError(f"{str(file)!r} lacks the columns {', '.join(sorted(missing))}; add them.")
-    return [_run(file, r["method"], r.get("retention_ratio"), r["accuracy"], r.get("seed")) for r in rows]
+    return [(row["method"], row.get("retention_ratio"), row["accuracy"], row.get("seed")) for row in rows]
 
 
-def _read_json(file: Path) -> list[Run]:
-    result = json.loads(file.read_text(encoding="utf-8"))
-    if "benchmarks" in result:
-        training = result.get("training") or {}
-        method = training.get("method") or result.get("label")
-        if method != BASE and "method" not in training:
-            raise ValueError(
-                f"{str(file)!r} does not say what was trained; evaluate it with `--training_run`, or with "
-                "`--label base` if it is the student as it was."
-            )
-        return [_run(file, method, training.get("retention_ratio"), result["average"], training.get("seed"))]
-    trained = RunResult.of(result, file)
-    found = []
-    if trained.accuracy_before is not None:
-        found.append(_run(file, BASE, None, trained.accuracy_before, trained.seed))
-    if trained.accuracy_after is not None:
-        found.append(_run(file, trained.method, trained.retention_ratio, trained.accuracy_after, trained.seed))
-    return found
+def _json_rows(file: Path) -> list[tuple]:
+    content = read_object(file, "write it again with the program it came from")
+    if "benchmarks" not in content:
+        run = RunResult.of(content, file)
+        before = (BASE, None, run.accuracy_before, run.seed)
+        after = (run.method, run.retention_ratio, run.accuracy_after, run.seed)
+        return [row for row in (before, after) if row[2] is not None]
+    training = content.get("training") or {}
+    method = training.get("method") or content.get("label")
+    if method != BASE and "method" not in training:
+        raise ValueError(
+            f"{str(file)!r} does not say what was trained; evaluate it with `--training_run`, or with "
+            "`--label base` if it is the student as it was."
+        )
+    return [(method, training.get("retention_ratio"), content.get("average"), training.get("seed"))]
 
 
 def save_budget_chart(curves: BudgetCurves, path: str | Path, note: str = "") -> None:
-    """
-    Draw accuracy over the budget, and the gains beside it.
-
-    Args:
-        curves ([`BudgetCurves`]): What to draw.
-        path (`str` or `Path`): PNG to write.
-        note (`str`, *optional*): A line below: models, data, steps.
-
-    Raises:
-        `ImportError`: matplotlib is not installed.
-    """
+    """Draw accuracy over the budget, and the gains beside it, to a PNG; `note` is a line below on models and data."""
     figure = new_figure(11, 4.8)
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     _draw_curves(left, curves)
@@ -294,7 +211,7 @@ def save_budget_chart(curves: BudgetCurves, path: str | Path, note: str = "") ->
         "all runs where there is none), so they may differ from the distance of the points on the left;\nno whisker: "
         "fewer than two such seeds."
     )
-    figure.supxlabel(text + (f"\n{note}" if note else ""), fontsize=8, color=QUIET, x=0.01, ha="left")
+    caption(figure, text, note)
     save(figure, path)
 
 

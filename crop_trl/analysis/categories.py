@@ -48,21 +48,12 @@ _OPERATORS = set("+-*/=<>^%°√·•×÷∶′″!±")
 
 @dataclass(frozen=True)
 class WordLists:
-    """
-    What the words of a language and of LaTeX mean; read by [`load_word_lists`].
+    """What the words of a language and of LaTeX mean, as places in [`CATEGORIES`]; read by [`load_word_lists`]."""
 
-    Args:
-        words (`dict[str, int]`): Word in lower case -> place of its category in [`CATEGORIES`].
-        layout_commands (`frozenset[str]`): LaTeX commands that are formatting; all others are task-specific.
-        phrases (`tuple[tuple[re.Pattern, int], ...]`): Patterns of several words, and their category.
-        characters (`re.Pattern`): Chinese entries, the longest first.
-        chinese (`dict[str, int]`): Chinese entry -> category.
-    """
-
-    words: dict[str, int]
-    layout_commands: frozenset[str]
-    phrases: tuple[tuple[re.Pattern, int], ...]
-    characters: re.Pattern
+    words: dict[str, int]  # in lower case
+    layout_commands: frozenset[str]  # LaTeX commands that are formatting; all others are task-specific
+    phrases: tuple[tuple[re.Pattern, int], ...]  # of several words
+    characters: re.Pattern  # Chinese entries, the longest first
     chinese: dict[str, int]
 
 
@@ -88,16 +79,8 @@ def _phrase_pattern(phrases: Sequence[str]) -> re.Pattern:
 @lru_cache(maxsize=8)
 def load_word_lists(path: str | Path = WORD_LISTS) -> WordLists:
     """
-    Read word lists.
-
-    Args:
-        path (`str` or `Path`, *optional*): A YAML file like `categories.yaml` beside this module, the default.
-
-    Returns:
-        [`WordLists`]
-
-    Raises:
-        `ValueError`: the file is missing, no YAML, or lacks a list.
+    Read word lists from a YAML file like `categories.yaml` beside this module, the default. Raises `ValueError` when it
+    is missing, no YAML, or lacks a list.
     """
     try:
         data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
@@ -113,12 +96,8 @@ def load_word_lists(path: str | Path = WORD_LISTS) -> WordLists:
         ):
             words.update({form: category for word in text.split() for form in forms(word)})
         chinese: dict[str, int] = {}
-        for text, category in (
-            (function["chinese"], _FUNCTION),
-            (boilerplate["chinese"], _BOILERPLATE),
-            (task["chinese"], _TASK),
-        ):
-            chinese.update(dict.fromkeys(text.split(), category))
+        for part, category in ((function, _FUNCTION), (boilerplate, _BOILERPLATE), (task, _TASK)):
+            chinese.update(dict.fromkeys(part["chinese"].split(), category))
         return WordLists(
             words=words,
             layout_commands=frozenset(data["formatting"]["latex"].split()),
@@ -140,16 +119,8 @@ def load_word_lists(path: str | Path = WORD_LISTS) -> WordLists:
 
 def categorize(pieces: Sequence[str], word_lists: WordLists | None = None) -> np.ndarray:
     """
-    The category of every token of a response.
-
-    Args:
-        pieces (`Sequence[str]`):
-            Decoded tokens which, joined, are the response; empty where a token only continues a character that an
-            earlier one began (see [`~crop_trl.analysis.heatmap.token_pieces`]).
-        word_lists ([`WordLists`], *optional*): By default those of the package.
-
-    Returns:
-        `numpy.ndarray` of `int8`, shape `[len(pieces)]`: places in [`CATEGORIES`].
+    The category of every token of a response, as places in [`CATEGORIES`], `int8` `[len(pieces)]`. Pieces are decoded
+    tokens as [`~crop_trl.text.token_pieces`] gives them: empty where one only continues a character of an earlier one.
     """
     lists = load_word_lists() if word_lists is None else word_lists
     lengths = np.fromiter(map(len, pieces), dtype=np.int64, count=len(pieces))

@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from ..text import token_pieces
 from .categories import CATEGORIES, WordLists, categorize
-from .chart import QUIET, new_figure, save, tidy
+from .chart import QUIET, caption, new_figure, save, tidy
 from .tokens import TokenTable
 
 ALL_TOKENS = "all tokens"
@@ -21,20 +21,12 @@ _NAMES = ("task-specific", "formatting, punctuation", "boilerplate reasoning", "
 
 @dataclass
 class CategoryShares:
-    """
-    Tokens of each category among those that each method keeps.
+    """Tokens of each category among those that each of M methods keeps."""
 
-    Args:
-        methods (`list[str]`): M names; the last, `"all tokens"`, is every token that could be kept.
-        categories (`tuple[str, ...]`): The five names, in order of precedence.
-        counts (`numpy.ndarray` of shape `[M, 5]`): Kept tokens.
-        responses (`list[int]`): Responses behind each row.
-    """
-
-    methods: list[str]
-    categories: tuple[str, ...]
-    counts: np.ndarray
-    responses: list[int]
+    methods: list[str]  # the last, "all tokens", is every token that could be kept
+    categories: tuple[str, ...]  # in order of precedence
+    counts: np.ndarray  # [M, 5]: kept tokens
+    responses: list[int]  # behind each row
 
     @property
     def shares(self) -> np.ndarray:
@@ -60,18 +52,7 @@ class CategoryShares:
 def categorize_table(
     table: TokenTable, tokenizer, word_lists: WordLists | None = None, progress: bool = False
 ) -> np.ndarray:
-    """
-    The category of every token of a table.
-
-    Args:
-        table ([`TokenTable`]): N tokens.
-        tokenizer (`PreTrainedTokenizerBase`): The one that cut them.
-        word_lists ([`~crop_trl.analysis.categories.WordLists`], *optional*): By default those of the package.
-        progress (`bool`, *optional*, defaults to `False`): Whether to show a progress bar.
-
-    Returns:
-        `numpy.ndarray` of `int8`, shape `[N]`: places in `CATEGORIES`.
-    """
+    """The category of every token of a table, places in `CATEGORIES`, `int8` `[N]`."""
     out = np.empty(len(table), dtype=np.int8)
     spans = zip(table.starts, table.starts + table.lengths)
     for start, end in tqdm(spans, total=len(table.lengths), desc="categories", disable=not progress):
@@ -80,23 +61,11 @@ def categorize_table(
 
 
 def category_shares(
-    tables: TokenTable | Sequence[TokenTable],
-    tokenizer,
-    word_lists: WordLists | None = None,
-    progress: bool = False,
+    tables: TokenTable | Sequence[TokenTable], tokenizer, word_lists: WordLists | None = None, progress: bool = False
 ) -> CategoryShares:
     """
-    Count what methods keep by category.
-
-    Args:
-        tables ([`TokenTable`] or a sequence of them): A bank with several methods, or runs of one method each; methods
-            of the same name are counted together.
-        tokenizer (`PreTrainedTokenizerBase` or a sequence of them): The one that cut the responses, or one for each
-            table.
-        word_lists, progress (*optional*): See [`categorize_table`].
-
-    Returns:
-        [`CategoryShares`]
+    Count what methods keep by category: of a bank with several methods, or of runs of one method each; methods of the
+    same name are counted together. `tokenizer` cut the responses, or there is one for each table.
     """
     tables = [tables] if isinstance(tables, TokenTable) else list(tables)
     counts: dict[str, np.ndarray] = {}
@@ -114,17 +83,7 @@ def category_shares(
 
 
 def save_category_chart(shares: CategoryShares, path: str | Path, note: str = "") -> None:
-    """
-    Draw the shares as stacked bars, one a method.
-
-    Args:
-        shares ([`CategoryShares`]): What to draw.
-        path (`str` or `Path`): PNG to write.
-        note (`str`, *optional*): A line below: model, data, step.
-
-    Raises:
-        `ImportError`: matplotlib is not installed.
-    """
+    """Draw the shares as stacked bars, one a method, to a PNG; `note` is a line below on model, data and step."""
     figure = new_figure(8.5, 1.9 + 0.42 * len(shares.methods))
     axes = figure.add_subplot()
     values = 100 * np.nan_to_num(shares.shares)
@@ -151,5 +110,5 @@ def save_category_chart(shares: CategoryShares, path: str | Path, note: str = ""
         "longer blue part means more numbers, operators, variables and\nmathematical words; it does not by itself mean "
         "better training. Categories come from word lists."
     )
-    figure.supxlabel(text + (f"\n{note}" if note else ""), fontsize=8, color=QUIET, x=0.01, ha="left")
+    caption(figure, text, note)
     save(figure, path)

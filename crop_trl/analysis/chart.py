@@ -1,27 +1,12 @@
-"""What the charts share: a figure without pyplot, colours that keep apart, a file that is whole or not there."""
+"""What all pictures share: a figure without pyplot, colours that keep apart, a file that is whole or not there."""
 
-import io
-import json
 import math
 from pathlib import Path
 
-from .heatmap.canvas import DPI, INK, QUIET
-from .heatmap.data import write_atomically
+from ..files import replacing, write_json
 
-__all__ = [
-    "COLOURS",
-    "INK",
-    "MARKERS",
-    "QUIET",
-    "RULE",
-    "new_figure",
-    "require_matplotlib",
-    "save",
-    "save_json",
-    "tidy",
-]
-
-RULE = "#d0d0d0"
+DPI = 300  # what printers ask for
+INK, QUIET, RULE = "#1a1a1a", "#5c5c5c", "#d0d0d0"
 # Okabe and Ito's, which keep apart for every common kind of colour blindness.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
 MARKERS = "osD^vP*X"
@@ -35,19 +20,14 @@ def require_matplotlib() -> None:
         raise ImportError("Drawing a chart needs matplotlib: `pip install crop-trl[viz]`.") from error
 
 
-def new_figure(width: float, height: float):
-    """
-    An empty figure of so many inches.
-
-    Raises:
-        `ImportError`: matplotlib is not installed.
-    """
+def new_figure(width: float, height: float, layout: str | None = "constrained"):
+    """An empty figure of so many inches. Raises `ImportError` when matplotlib is not installed."""
     require_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     # The canvas is used directly: pyplot would keep the figure alive and choose a backend for the whole process.
-    figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white", layout="constrained")
+    figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white", layout=layout)
     FigureCanvasAgg(figure)
     return figure
 
@@ -59,16 +39,22 @@ def tidy(axes, title: str) -> None:
     axes.tick_params(labelsize=9, colors=INK)
 
 
+def caption(figure, text: str, note: str = "") -> None:
+    """Write how to read a figure below it, and a line on models and data."""
+    figure.supxlabel(text + (f"\n{note}" if note else ""), fontsize=8, color=QUIET, x=0.01, ha="left")
+
+
 def save(figure, path: str | Path) -> None:
     """Write a figure as PNG, whole or not at all; folders are made."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI, facecolor="white")
-    write_atomically(path, buffer.getvalue())
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=DPI, facecolor="white")
 
 
 def save_json(data: dict, path: str | Path) -> None:
-    """Write data as JSON, whole or not at all; what is not finite becomes `null`."""
-    write_atomically(path, (json.dumps(_plain(data), indent=1, ensure_ascii=False) + "\n").encode())
+    """Write data as JSON, whole or not at all; folders are made, what is not finite becomes `null`."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, _plain(data))
 
 
 def _plain(value):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .chart import COLOURS, INK, QUIET, new_figure, save, tidy
+from .chart import COLOURS, INK, QUIET, caption, new_figure, save, tidy
 from .tokens import TokenTable
 
 TAIL = 0.016
@@ -21,35 +21,18 @@ _RESAMPLES = 2000
 
 @dataclass
 class EntropyRanks:
-    """
-    Kept tokens by rank of the student's entropy.
-
-    Args:
-        methods (`list[str]`): M names.
-        density (`numpy.ndarray` of shape `[M, bins]`): Share of a method's kept tokens in each bin, from the highest
-            entropy to the lowest; each row adds up to 1. A choice blind to entropy has 1 / bins everywhere.
-        tail (`float`): Share of all tokens that counts as the lowest-entropy tail.
-        tail_share (`numpy.ndarray` of shape `[M]`): Share of a method's kept tokens in the tail.
-        tail_interval (`numpy.ndarray` of shape `[M, 2]`): Bootstrap 95 % interval over responses.
-        reference (`numpy.ndarray` of shape `[M]`): The share that a choice blind to entropy would have there, with as
-            many tokens of each response as the method keeps.
-        kept_tokens (`numpy.ndarray` of shape `[M]`): Tokens kept.
-        tail_entropy (`float`): Highest entropy in the tail.
-        tied (`float`): Share of all tokens whose entropy equals that of the tail's edge; where it is large, the tail
-            is a fraction of many equal tokens.
-        responses (`int`): Responses; in the table with the most.
-    """
+    """What each of M methods keeps, by rank of the student's entropy."""
 
     methods: list[str]
-    density: np.ndarray
-    tail: float
-    tail_share: np.ndarray
-    tail_interval: np.ndarray
-    reference: np.ndarray
-    kept_tokens: np.ndarray
-    tail_entropy: float
-    tied: float
-    responses: int
+    density: np.ndarray  # [M, bins]: share of the kept tokens from highest to lowest entropy; blind: 1 / bins each
+    tail: float  # share of all tokens that counts as the lowest-entropy tail
+    tail_share: np.ndarray  # [M]: share of the kept tokens in the tail
+    tail_interval: np.ndarray  # [M, 2]: bootstrap 95 % over responses
+    reference: np.ndarray  # [M]: tail share of a blind choice of as many tokens of each response
+    kept_tokens: np.ndarray  # [M]
+    tail_entropy: float  # the highest in the tail
+    tied: float  # share of all tokens with that entropy: where large, the tail is a fraction of many equal tokens
+    responses: int  # in the table with the most
 
     def to_dict(self) -> dict:
         """For JSON."""
@@ -91,20 +74,9 @@ def entropy_ranks(
     tables: TokenTable | Sequence[TokenTable], tail: float = TAIL, bins: int = BINS, seed: int = 0
 ) -> EntropyRanks:
     """
-    Rank tokens by student entropy and see where methods keep them.
-
-    Args:
-        tables ([`TokenTable`] or a sequence of them): A bank with several methods, or runs; ranks are taken within each
-            table. A name that comes twice is told apart by a number.
-        tail (`float`, *optional*, defaults to `0.016`): Share of all tokens that counts as the lowest-entropy tail.
-        bins (`int`, *optional*, defaults to `50`): Bins of the density.
-        seed (`int`, *optional*, defaults to `0`): Of the bootstrap.
-
-    Returns:
-        [`EntropyRanks`]
-
-    Raises:
-        `ValueError`: a table without entropies, a tail outside (0, 1), no bin, or nothing to rank.
+    Rank tokens by student entropy, within each table, and see where methods keep them; a name that comes twice is told
+    apart by a number. `seed` is of the bootstrap. Raises `ValueError` for a table without entropies or tokens, or see
+    [`check_ranks`].
     """
     check_ranks(tail, bins)
     tables = [tables] if isinstance(tables, TokenTable) else list(tables)
@@ -143,39 +115,18 @@ def entropy_ranks(
             density = np.diff(np.interp(borders, np.arange(n + 1), passed)) / total
             drawn = rng.multinomial(len(table.lengths), np.full(len(table.lengths), 1 / len(table.lengths)), _RESAMPLES)
             resampled = (drawn @ kept_tail) / np.maximum(drawn @ kept_per_response, 1)
-            rows[label] = (
-                density,
-                kept_tail.sum() / total,
-                np.quantile(resampled, [0.025, 0.975]),
-                (kept_per_response * tail_per_response).sum() / total,
-                total,
-            )
+            interval, reference = np.quantile(resampled, [0.025, 0.975]), kept_per_response @ tail_per_response / total
+            rows[label] = (density, kept_tail.sum() / total, interval, reference, total)
     density, share, interval, reference, kept_tokens = (np.array(values) for values in zip(*rows.values()))
-    return EntropyRanks(
-        list(rows),
-        density,
-        tail,
-        share,
-        interval,
-        reference,
-        kept_tokens,
-        edge_entropy,
-        tied,
-        max(len(table.lengths) for table in tables),
-    )
+    responses = max(len(table.lengths) for table in tables)
+    measured = (density, tail, share, interval, reference, kept_tokens)
+    return EntropyRanks(list(rows), *measured, edge_entropy, tied, responses)
 
 
 def save_entropy_chart(ranks: EntropyRanks, path: str | Path, note: str = "") -> None:
     """
-    Draw the density as a heat map, a row a method, and the tail's share as bars beside it.
-
-    Args:
-        ranks ([`EntropyRanks`]): What to draw.
-        path (`str` or `Path`): PNG to write.
-        note (`str`, *optional*): A line below: model, data, step.
-
-    Raises:
-        `ImportError`: matplotlib is not installed.
+    Draw the density as a heat map, a row a method, and the tail's share as bars beside it, to a PNG; `note` is a line
+    below on model, data and step.
     """
     from matplotlib.ticker import PercentFormatter
 
@@ -186,15 +137,8 @@ def save_entropy_chart(ranks: EntropyRanks, path: str | Path, note: str = "") ->
     # As a multiple of what a blind choice has: 1 means no preference, whatever the number of bins.
     preference = ranks.density * bins
     highest = max(2.0, float(np.nanmax(preference)))
-    image = left.imshow(
-        preference,
-        aspect="auto",
-        cmap="Blues",
-        vmin=0,
-        vmax=highest,
-        interpolation="nearest",
-        extent=(0, 100, count - 0.5, -0.5),
-    )
+    scale = {"cmap": "Blues", "vmin": 0, "vmax": highest, "interpolation": "nearest"}
+    image = left.imshow(preference, aspect="auto", extent=(0, 100, count - 0.5, -0.5), **scale)
     left.set_yticks(range(count), ranks.methods)
     left.set_xlabel("rank of the student's entropy: most uncertain token (0 %) to surest token (100 %)")
     left.axvline(100 * (1 - ranks.tail), color=COLOURS[5], linewidth=1)
@@ -216,14 +160,8 @@ def save_entropy_chart(ranks: EntropyRanks, path: str | Path, note: str = "") ->
     for place, value, top in zip(places, share, 100 * ranks.tail_interval[:, 1]):
         if np.isfinite(value):
             # On white, since the dotted line may run behind it.
-            right.text(
-                max(top, value) + 0.02 * reach,
-                place,
-                f"{value:.2f} %",
-                va="center",
-                fontsize=8.5,
-                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
-            )
+            style = {"va": "center", "fontsize": 8.5, "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 1}}
+            right.text(max(top, value) + 0.02 * reach, place, f"{value:.2f} %", **style)
     right.set(xlim=(0, 1.25 * reach), ylim=(count - 0.5, -0.5))
     right.xaxis.set_major_formatter(PercentFormatter(decimals=1))
     right.tick_params(axis="y", length=0, labelleft=False)
@@ -242,5 +180,5 @@ def save_entropy_chart(ranks: EntropyRanks, path: str | Path, note: str = "") ->
             f"\n{100 * ranks.tied:.0f} % of the tokens have the entropy of the tail's edge "
             f"({ranks.tail_entropy:.2g}) and share its ranks evenly."
         )
-    figure.supxlabel(text + (f"\n{note}" if note else ""), fontsize=8, color=QUIET, x=0.01, ha="left")
+    caption(figure, text, note)
     save(figure, path)

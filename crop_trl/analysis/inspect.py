@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from ..methods import get_method, select
-from ..prompts import prompt_variants
-from .heatmap import MARGIN, SEMANTIC, SURFACE, ResponseHeatmap, response_heatmap, token_pieces
+from ..methods import get_method
+from ..prompts import PROMPT_COLUMNS
+from ..text import token_pieces
+from .bank import bank_of
+from .heatmap import MARGIN, SEMANTIC, SURFACE, ResponseHeatmap
 from .tokens import TokenTable
-
-_TRIPLET = ("teacher/original", "teacher/paraphrase", "teacher/counterfactual")
 
 
 def inspect_response(trainer, row: Mapping[str, Any]) -> ResponseHeatmap:
@@ -21,34 +21,28 @@ def inspect_response(trainer, row: Mapping[str, Any]) -> ResponseHeatmap:
     and the note says so. Every process has to call this, whatever it does with the result.
 
     Args:
-        trainer ([`~crop_trl.CROPTrainer`]):
-            Before, during or after training.
-        row (mapping):
-            A dataset row with all three prompts.
+        trainer ([`~crop_trl.CROPTrainer`]): Before, during or after training.
+        row (mapping): A dataset row with all three prompts.
 
     Returns:
         [`~crop_trl.analysis.heatmap.ResponseHeatmap`]
     """
-    trained = trainer.args.method
-    needs_batch = "teacher/negative" in get_method(trained).needs
-    method = trained
-    if needs_batch:
+    trained = method = trainer.args.method
+    if "teacher/negative" in get_method(trained).needs:
         method = "crop" if get_method(trained).score else "opd"
-    needs = dict.fromkeys([*_TRIPLET, *get_method(method).needs])
+    needs = dict.fromkeys([*get_method("crop").needs, *get_method(method).needs])
     sampled = trainer.sample([row], list(needs), num_generations=1)
-    selection = select(method, sampled.signals, sampled.loss_mask, trainer.args.selection_settings, step=sampled.step)
-    share = selection.mask.float().mean().item()
-    return response_heatmap(
-        sampled.tokenizer,
-        sampled.completion_ids[0],
-        *(sampled.signals.variants(name)[0] for name in _TRIPLET),
-        kept=selection.mask[0],
-        prompt=row["prompt"],
-        paraphrase_prompt=prompt_variants(row, "paraphrase")[0],
-        counterfactual_prompt=prompt_variants(row, "counterfactual")[0],
-        note=f"Framed: the {share:.0%} of this response that method {method!r} trains, after step "
-        f"{sampled.step}." + ("" if method == trained else f" The run used {trained!r}."),
-    )
+    table = TokenTable.from_bank(bank_of(sampled), dict.fromkeys(["crop", method]), trainer.args.selection_settings)
+    heatmap = table_heatmap(table, sampled.tokenizer, 0, "crop")
+    heatmap.kept = table.kept[method].tolist()
+    heatmap.note = _note(table, 0, method) + ("" if method == trained else f" The run used {trained!r}.")
+    return heatmap
+
+
+def _note(table: TokenTable, response: int, method: str) -> str:
+    here = table.span(response)
+    step = "" if table.steps is None else f", after step {table.steps[response]}"
+    return f"Framed: the {table.kept[method][here].mean():.0%} of this response that method {method!r} trains{step}."
 
 
 def strongest_responses(table: TokenTable, method: str, count: int = 1) -> list[int]:
@@ -57,11 +51,6 @@ def strongest_responses(table: TokenTable, method: str, count: int = 1) -> list[
 
     Responses to one problem look alike, so where the table has the problems, a second one to the same problem comes
     after the first ones to all others.
-
-    Args:
-        table ([`~crop_trl.analysis.tokens.TokenTable`]): Tokens of a bank or a run.
-        method (`str`): Whose score is meant.
-        count (`int`): How many responses.
     """
     order = np.arange(len(table.lengths))
     if method in table.scores:
@@ -105,10 +94,9 @@ def table_heatmap(
         response = next(iter(strongest_responses(table, method)), 0)
     if not 0 <= response < len(table.lengths):
         raise ValueError(f"`response` {response} does not exist; the table holds {len(table.lengths)}, from 0 on.")
-    start = int(table.starts[response])
-    here = slice(start, start + int(table.lengths[response]))
+    here = table.span(response)
     measured = {name: values[here] for name, values in table.measures.get(method, {}).items()}
-    rows, scorer = {}, "student" if method.endswith("-student") else "teacher"
+    rows = {}
     semantic, surface = measured.pop("semantic_divergence", None), measured.pop("surface_divergence", None)
     if semantic is not None and surface is not None:
         rows = {SEMANTIC: semantic, SURFACE: surface, MARGIN: semantic.astype(float) - surface}
@@ -121,19 +109,12 @@ def table_heatmap(
         rows[MARGIN if is_margin else f"Score: what {method} ranks tokens by"] = score
     if not rows:
         raise ValueError(f"Method {method!r} trains every token and measures nothing; there is no heat map of it.")
-
-    def text(kind):
-        return table.texts[kind][response] if kind in table.texts else None
-
-    share = table.kept[method][here].mean()
-    step = "" if table.steps is None else f", after step {table.steps[response]}"
+    texts = [table.texts[kind][response] if kind in table.texts else None for kind in PROMPT_COLUMNS]
     return ResponseHeatmap(
         token_pieces(tokenizer, table.token_ids[here].tolist()),
         rows,
         table.kept[method][here],
-        prompt=text("original"),
-        paraphrase=text("paraphrase"),
-        counterfactual=text("counterfactual"),
-        note=f"Framed: the {share:.0%} of this response that method {method!r} trains{step}. {note}".strip(),
-        scorer=scorer,
+        *texts,
+        note=f"{_note(table, response, method)} {note}".strip(),
+        scorer="student" if method.endswith("-student") else "teacher",
     )

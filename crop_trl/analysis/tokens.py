@@ -1,7 +1,7 @@
 """The tokens of many responses in flat arrays: what the analyses share, from a rollout bank or from a run's export."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,32 +19,18 @@ _NO_MEASURE = ("step", "row", "token_ids", "loss_mask", "kept", "score", *PROMPT
 
 @dataclass
 class TokenTable:
-    """
-    N tokens of R responses, one after the other, and what methods keep of them.
+    """N tokens of R responses, one after the other, and what methods keep of them."""
 
-    Args:
-        token_ids (`numpy.ndarray` of shape `[N]`): Token ids.
-        lengths (`numpy.ndarray` of shape `[R]`): Tokens of each response; they add up to N.
-        trainable (`numpy.ndarray` of shape `[N]`): Tokens that a method may keep; those of tools are not.
-        kept (`dict[str, numpy.ndarray]`): Method -> `[N]`, what it keeps.
-        scores (`dict[str, numpy.ndarray]`): Method -> `[N]`, what ranked them, for methods that rank.
-        measures (`dict[str, dict[str, numpy.ndarray]]`): Method -> name -> `[N]`, such as `semantic_divergence`.
-        entropy (`numpy.ndarray` of shape `[N]`, *optional*): Entropy of the student over its K entries, in [0, 1].
-        texts (`dict[str, list[str]]`): Kind of prompt -> its R texts, for reading.
-        steps (`numpy.ndarray` of shape `[R]`): Global step at which each response was sampled.
-        settings (`dict`): What is known of the run.
-    """
-
-    token_ids: np.ndarray
-    lengths: np.ndarray
-    trainable: np.ndarray
-    kept: dict[str, np.ndarray]
-    scores: dict[str, np.ndarray] = field(default_factory=dict)
-    measures: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
-    entropy: np.ndarray | None = None
-    texts: dict[str, list[str]] = field(default_factory=dict)
-    steps: np.ndarray | None = None
-    settings: dict = field(default_factory=dict)
+    token_ids: np.ndarray  # [N]
+    lengths: np.ndarray  # [R], adding up to N
+    trainable: np.ndarray  # [N]: what a method may keep, so not the tokens of tools
+    kept: dict[str, np.ndarray]  # method -> [N]
+    scores: dict[str, np.ndarray] = field(default_factory=dict)  # method -> [N], for methods that rank
+    measures: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)  # method -> name -> [N]
+    entropy: np.ndarray | None = None  # [N]: of the student over its K entries, in [0, 1]
+    texts: dict[str, list[str]] = field(default_factory=dict)  # kind of prompt -> R texts, for reading
+    steps: np.ndarray | None = None  # [R]: global step at which each response was sampled
+    settings: dict = field(default_factory=dict)  # what is known of the run
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -53,6 +39,10 @@ class TokenTable:
     def starts(self) -> np.ndarray:
         """Place of the first token of each response, `[R]`."""
         return np.cumsum(self.lengths) - self.lengths
+
+    def span(self, response: int) -> slice:
+        """Where the tokens of a response stand."""
+        return slice(int(self.starts[response]), int(self.starts[response] + self.lengths[response]))
 
     @property
     def responses(self) -> np.ndarray:
@@ -72,18 +62,11 @@ class TokenTable:
 
     @classmethod
     def from_bank(
-        cls, bank: RolloutBank, methods: Sequence[str] | None = None, settings: SelectionSettings | None = None
+        cls, bank: RolloutBank, methods: Iterable[str] | None = None, settings: SelectionSettings | None = None
     ) -> "TokenTable":
         """
-        Apply methods to a rollout bank.
-
-        Args:
-            bank ([`~crop_trl.analysis.bank.RolloutBank`]): Sampled responses with their signals.
-            methods (`Sequence[str]`, *optional*): By default every method that ranks and whose signals the bank has.
-            settings ([`~crop_trl.methods.SelectionSettings`], *optional*): Budget and settings of the methods.
-
-        Raises:
-            `ValueError`: unknown method, or a signal that it needs is not in the bank.
+        Apply methods to a bank, by default all that rank and whose signals it has. Raises `ValueError` for an unknown
+        method, or a signal that it needs and the bank lacks.
         """
         if methods is None:
             methods = [name for name in bank.runnable_methods() if get_method(name).score is not None]
@@ -118,16 +101,7 @@ class TokenTable:
 
     @classmethod
     def from_run(cls, folder: str | Path, steps: range | None = None) -> "TokenTable":
-        """
-        Read what a run exported (`selection_export_steps`).
-
-        Args:
-            folder (`str` or `Path`): The run's `output_dir`.
-            steps (`range`, *optional*): Global steps to read; by default all.
-
-        Raises:
-            `ValueError`: nothing was exported there.
-        """
+        """Read what a run exported (`selection_export_steps`) to its `output_dir`. Raises `ValueError` for nothing."""
         table = read_export(folder, steps)
         settings = json.loads(table.schema.metadata[METADATA_KEY])
 
@@ -157,17 +131,8 @@ def read_source(
     path: str | Path, methods: Sequence[str] | None = None, settings: SelectionSettings | None = None
 ) -> TokenTable:
     """
-    Read a rollout bank (a file) or a run's export (a folder).
-
-    Args:
-        path (`str` or `Path`): Which one.
-        methods (`Sequence[str]`, *optional*), settings (*optional*): Of a bank; a run has its own.
-
-    Returns:
-        [`TokenTable`]
-
-    Raises:
-        `ValueError`: it does not exist, or is neither.
+    Read a rollout bank (a file), to which `methods` are applied with `settings`, or a run's export (a folder), which
+    has its own. Raises `ValueError` when it does not exist, or is neither.
     """
     path = Path(path)
     if path.is_dir():

@@ -11,7 +11,6 @@ name are counted together. Every figure comes with a JSON file that holds its nu
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
 from transformers import AutoTokenizer
@@ -21,7 +20,7 @@ from ..analysis.categories import load_word_lists
 from ..analysis.category_shares import category_shares, save_category_chart
 from ..analysis.chart import require_matplotlib, save_json
 from ..analysis.entropy_ranks import BINS, TAIL, check_ranks, entropy_ranks, save_entropy_chart
-from ..analysis.heatmap import render_terminal, save_html, save_png
+from ..analysis.heatmap import save_html, save_png
 from ..analysis.inspect import strongest_responses, table_heatmap
 from ..analysis.tokens import TokenTable, read_source
 from ..methods import SelectionSettings
@@ -118,8 +117,6 @@ def analyze(args: argparse.Namespace, output: Path) -> list[str]:
             name = f"heatmap_{place + 1}_{method}_{number + 1}"
             save_png(heatmap, output / f"{name}.png")
             save_html(heatmap, output / f"{name}.html")
-            if place == number == 0:
-                lines += ["", render_terminal(heatmap, color=None if sys.stdout.isatty() else False)]
     return lines
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from crop_trl.analysis.budget_curves import Run, budget_curves, read_runs, save_budget_chart
+from crop_trl.analysis.budget_curves import StudentAccuracy, budget_curves, read_runs, save_budget_chart
 
 # The paper's table on the budget in setting A, as far as it is in the text: CROP, and its gains over the best other
 # selector.
@@ -12,10 +12,14 @@ PAPER = {0.05: (0.2626, 0.0159), 0.10: (0.2593, 0.0063), 0.15: (0.2594, 0.0048),
 
 
 def test_means_intervals_and_gains_by_hand():
-    runs = [Run("crop", 0.2, a, s) for s, a in enumerate((0.5, 0.6, 0.7))]
-    runs += [Run("tip", 0.2, a, s) for s, a in enumerate((0.4, 0.6, 0.5))]
-    runs += [Run("entropy", 0.2, 0.3, 0), Run("random", 0.2, 0.9, 0), Run("crop", 0.1, 0.4, 0)]
-    runs += [Run("opd", None, 0.55, 7), Run("base", None, 0.2)]
+    runs = [StudentAccuracy("crop", 0.2, a, s) for s, a in enumerate((0.5, 0.6, 0.7))]
+    runs += [StudentAccuracy("tip", 0.2, a, s) for s, a in enumerate((0.4, 0.6, 0.5))]
+    runs += [
+        StudentAccuracy("entropy", 0.2, 0.3, 0),
+        StudentAccuracy("random", 0.2, 0.9, 0),
+        StudentAccuracy("crop", 0.1, 0.4, 0),
+    ]
+    runs += [StudentAccuracy("opd", None, 0.55, 7), StudentAccuracy("base", None, 0.2)]
     curves = budget_curves(runs)
     assert list(curves.curves) == ["crop", "entropy", "random", "tip"]
     assert list(curves.curves["crop"]) == [0.1, 0.2]
@@ -71,11 +75,11 @@ def test_results_of_training_and_evaluation(tmp_path):
     runs = read_runs([tmp_path / "a", tmp_path / "b/results.json", tmp_path / "c"])
     # The untrained student of one seed is one student, however many runs began with it.
     assert set(runs) == {
-        Run("crop", 0.2, 0.5, 0),
-        Run("base", None, 0.3, 0),
-        Run("opd", None, 0.45, 0),
-        Run("tip", 0.1, 0.4, 3),
-        Run("base", None, 0.35),
+        StudentAccuracy("crop", 0.2, 0.5, 0),
+        StudentAccuracy("base", None, 0.3, 0),
+        StudentAccuracy("opd", None, 0.45, 0),
+        StudentAccuracy("tip", 0.1, 0.4, 3),
+        StudentAccuracy("base", None, 0.35),
     }
     assert len(runs) == 5
 
@@ -110,7 +114,7 @@ MISTAKES = {
     "words.csv": "words.csv': `accuracy` must be a number, got 'high'",
     "seed.csv": "seed.csv': `seed` must be a whole number, got 'a'",
     "unknown": "does not say what was trained; evaluate it with `--training_run`",
-    "broken": "is no result that can be read",
+    "broken": "is not whole JSON (cut off, perhaps); write it again with the program it came from",
 }
 
 
@@ -135,6 +139,6 @@ def test_mistakes(tmp_path, name):
 
 def test_nothing_of_the_method_in_question():
     with pytest.raises(ValueError, match="`method` 'crop' has no result with a retention ratio; those that have: tip"):
-        budget_curves([Run("tip", 0.2, 0.3)])
+        budget_curves([StudentAccuracy("tip", 0.2, 0.3)])
     with pytest.raises(ValueError, match="There is no result"):
         budget_curves([])

@@ -1,4 +1,4 @@
-"""Heat maps: decoded tokens, values, and the three ways to show them."""
+"""Heat maps: decoded tokens, values, and the two ways to show them."""
 
 import builtins
 import html
@@ -10,24 +10,15 @@ import warnings
 
 import pytest
 import torch
+from tiny import make_rows, make_tokenizer, make_trainer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from crop_trl.analysis.heatmap import (
-    MARGIN,
-    SEMANTIC,
-    SURFACE,
-    ResponseHeatmap,
-    render_terminal,
-    response_heatmap,
-    save_html,
-    save_png,
-    token_pieces,
-    word_changes,
-)
-from crop_trl.methods.context import TopKLogprobs
+from crop_trl.analysis.heatmap import MARGIN, SEMANTIC, SURFACE, ResponseHeatmap, save_html, save_png
+from crop_trl.analysis.inspect import inspect_response
+from crop_trl.methods import SelectionSettings, select
 from crop_trl.methods.divergence import topk_jsd
-from crop_trl.text import shorten, visible_token
+from crop_trl.text import shorten, token_pieces, visible_token, word_changes
 
 
 def byte_tokenizer(merges=()):
@@ -45,12 +36,6 @@ def word_tokenizer():
     tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<eos>")
-
-
-def signal(n, seed, rows=1, k=4, vocab=20):
-    g = torch.Generator().manual_seed(seed)
-    logprobs, ids = torch.randn(rows, n, vocab, generator=g).mul(2).log_softmax(-1).topk(k)
-    return TopKLogprobs(ids, logprobs, logprobs[..., 0])
 
 
 def made_up(n, seed=0, tokens=None, **kwargs):
@@ -181,36 +166,32 @@ def test_long_prompts_are_shortened_round_the_change():
 # --- data
 
 
-def test_values_come_from_the_divergence():
-    tokenizer = byte_tokenizer()
-    ids = tokenizer("3 + 4 = 7")["input_ids"]
-    n = len(ids)
-    original, paraphrase, counterfactual = (signal(n + 5, s, rows=3) for s in range(3))
-    original.mask = torch.ones(3, n + 5, dtype=torch.bool)
-    original.mask[1, 2] = False
-    kept = torch.zeros(3, n + 5, dtype=torch.bool)
-    kept[1, 4] = True
-    heatmap = response_heatmap(
-        tokenizer, torch.tensor(ids), original, paraphrase, counterfactual, kept, row=1, prompt=[{"content": "hi"}]
-    )
-    semantic = topk_jsd(original, counterfactual)[1, :n]
-    surface = topk_jsd(original, paraphrase)[1, :n]
-    assert heatmap.prompt == "hi" and heatmap.kept == [i == 4 for i in range(n)]
+def test_values_come_from_the_divergence_and_the_choice_from_the_method(tmp_path):
+    trainer, row = make_trainer(tmp_path, method="entropy", max_completion_length=8), make_rows(1)[0]
+    sampled, sample = [], trainer.sample
+    trainer.sample = lambda *args, **kwargs: sampled.append(sample(*args, **kwargs)) or sampled[-1]
+    heatmap = inspect_response(trainer, row)
+    signals, ids = sampled[0].signals, sampled[0].completion_ids[0]
+    assert "".join(heatmap.tokens) == make_tokenizer().decode(ids) and len(heatmap) == len(ids)
+    semantic = topk_jsd(signals["teacher/original"], signals["teacher/counterfactual"])[0]
+    surface = topk_jsd(signals["teacher/original"], signals["teacher/paraphrase"])[0]
     for label, want in ((SEMANTIC, semantic), (SURFACE, surface), (MARGIN, semantic - surface)):
-        assert math.isnan(heatmap.rows[label][2])
-        got = torch.tensor(heatmap.rows[label])
-        torch.testing.assert_close(got[[0, 1, *range(3, n)]], want[[0, 1, *range(3, n)]])
+        torch.testing.assert_close(torch.tensor(heatmap.rows[label]), want)
+    kept = select("entropy", signals, sampled[0].loss_mask, SelectionSettings()).mask[0]
+    assert heatmap.kept == kept.tolist()
+    assert heatmap.prompt == row["prompt"][0]["content"]
+    assert heatmap.counterfactual == row["counterfactual_prompt"][0]["content"]
+    assert "that method 'entropy' trains, after step 0." in heatmap.note and "The run used" not in heatmap.note
+    trainer.args.method = "credit-budgeted"
+    note = inspect_response(trainer, row).note
+    assert note.endswith("method 'crop' trains, after step 0. The run used 'credit-budgeted'.")
 
 
 def test_sizes_that_do_not_fit_are_refused():
-    tokenizer = byte_tokenizer()
-    signals = [signal(2, s) for s in range(3)]
-    with pytest.raises(ValueError, match="3 tokens, but the signals cover 2"):
-        response_heatmap(tokenizer, [1, 2, 3], *signals, kept=[True] * 3)
-    with pytest.raises(ValueError, match="empty"):
-        response_heatmap(tokenizer, [], *signals, kept=[])
     with pytest.raises(ValueError, match="has 1 values for 2 tokens"):
         ResponseHeatmap(["a", "b"], {MARGIN: [0.0]}, [True, False])
+    with pytest.raises(ValueError, match="at least one token"):
+        ResponseHeatmap([], {MARGIN: []}, [])
 
 
 def test_scales_and_window():
@@ -318,37 +299,3 @@ def test_html_is_self_contained_and_escaped(tmp_path):
 def test_html_of_a_long_response_stays_small(tmp_path):
     save_html(made_up(4096), tmp_path / "map.html")
     assert (tmp_path / "map.html").stat().st_size < 2_000_000
-
-
-# --- terminal
-
-
-@pytest.mark.parametrize("n", [1, 37, 4096])
-@pytest.mark.parametrize("width", [10, 80, 200])
-def test_terminal_fits_its_width(n, width):
-    heatmap = made_up(n)
-    colored = render_terminal(heatmap, width, color=True)
-    plain = render_terminal(heatmap, width, color=False)
-    assert "\x1b" not in plain and "\x1b[48;5;" in colored
-    assert max(len(line) for line in plain.splitlines()) <= max(width, 40)
-    bare = re.sub(r"\x1b\[[0-9;]*m", "", colored).splitlines()
-    assert max(len(line) for line in bare) <= max(width, 40) and len(bare) == len(plain.splitlines())
-
-
-def test_terminal_respects_no_color(monkeypatch):
-    heatmap = made_up(5)
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b" not in render_terminal(heatmap)
-    assert "\x1b" in render_terminal(heatmap, color=True)
-    monkeypatch.delenv("NO_COLOR")
-    assert "\x1b" in render_terminal(heatmap)
-
-
-def test_terminal_of_nasty_tokens_sends_no_command():
-    heatmap = made_up(0, tokens=NASTY, title="\x1b]0;owned\x07", note="\x1b[2J")
-    assert "\x1b" not in render_terminal(heatmap, color=False)
-    assert set(re.findall(r"\x1b[^m]*m", render_terminal(heatmap, color=True))) <= {
-        "\x1b[0m",
-        "\x1b[1m",
-        *(f"\x1b[48;5;{c}m" for c in range(256)),
-    }

@@ -1,27 +1,15 @@
 """A page to draw on with matplotlib: inches from the top left corner, measured text, fonts that never warn."""
 
-# What printers ask for.
-DPI = 300
+from ..chart import DPI, INK
+
 # Inches.
 WIDTH, EDGE = 11.0, 0.35
-INK, QUIET = "#1a1a1a", "#5c5c5c"
 
 # Fonts that hold what DejaVu Sans lacks, where one is installed.
 FALLBACK_FONTS = (
-    "Noto Sans CJK SC",
-    "Noto Sans CJK JP",
-    "Noto Sans SC",
-    "Source Han Sans SC",
-    "WenQuanYi Micro Hei",
-    "PingFang SC",
-    "Hiragino Sans",
-    "Arial Unicode MS",
-    "Microsoft YaHei",
-    "SimHei",
-    "Malgun Gothic",
-    "Droid Sans Fallback",
-    "Noto Sans Symbols2",
-    "Noto Sans Symbols 2",
+    *("Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Source Han Sans SC", "WenQuanYi Micro Hei"),
+    *("PingFang SC", "Hiragino Sans", "Arial Unicode MS", "Microsoft YaHei", "SimHei", "Malgun Gothic"),
+    *("Droid Sans Fallback", "Noto Sans Symbols2", "Noto Sans Symbols 2"),
 )
 NO_GLYPH = "□"
 
@@ -60,14 +48,7 @@ class Page:
         return "".join(char if self._known[char] else NO_GLYPH for char in text)
 
     def width(self, text: str, size: float, bold: bool = False) -> float:
-        """
-        Width of a line of text, in inches.
-
-        Args:
-            text (`str`): One line.
-            size (`float`): Of the font, in points.
-            bold (`bool`): Weight of the font.
-        """
+        """Width of a line of text in inches; `size` is in points."""
         key = (text, size, bold)
         if key not in self._widths:
             if text.isspace() or not text:
@@ -80,64 +61,26 @@ class Page:
         return self._widths[key]
 
     def text(self, x, y, text, size, bold=False, colour=INK, ha="left", va="center"):
-        """
-        Write one line.
-
-        Args:
-            x, y (`float`): Place, in inches from the upper left corner.
-            text (`str`): The line; `clean` it first.
-            size (`float`): Of the font, in points.
-            bold (`bool`): Weight of the font.
-            colour (`str`): Of the text.
-            ha, va (`str`): Which part of the text lies at the place, as in matplotlib.
-        """
-        # parse_math off: a response is full of dollar signs.
-        if not text:
-            return
-        self.axes.text(
-            x, y, text, fontproperties=self.fonts[bold], fontsize=size, color=colour, ha=ha, va=va, parse_math=False
-        )
+        """Write one line at a place in inches; `clean` it first."""
+        style = {"fontproperties": self.fonts[bold], "fontsize": size, "color": colour, "ha": ha, "va": va}
+        if text:
+            # parse_math off: a response is full of dollar signs.
+            self.axes.text(x, y, text, parse_math=False, **style)
 
     def box(self, x, y, width, height, face="none", edge="none", line=0.0, order=1.0):
-        """
-        Draw a rectangle.
-
-        Args:
-            x, y (`float`): Its upper left corner, in inches.
-            width, height (`float`): Its size, in inches.
-            face, edge (`str`): Colours of area and outline.
-            line (`float`): Width of the outline, in points.
-            order (`float`): What has a higher one lies above it.
-        """
+        """Draw a rectangle, in inches from its upper left corner; what has a higher `order` lies above."""
         from matplotlib.patches import Rectangle
 
-        self.axes.add_patch(
-            Rectangle((x, y), width, height, facecolor=face, edgecolor=edge, linewidth=line, zorder=order)
-        )
+        style = {"facecolor": face, "edgecolor": edge, "linewidth": line, "zorder": order}
+        self.axes.add_patch(Rectangle((x, y), width, height, **style))
 
     def image(self, x, y, width, height, rgba):
-        """
-        Draw coloured cells.
-
-        Args:
-            x, y (`float`): Upper left corner, in inches.
-            width, height (`float`): Size, in inches.
-            rgba (`numpy.ndarray` of shape `[rows, columns, 4]`): Colours, from 0 to 1.
-        """
-        self.axes.imshow(
-            rgba, extent=(x, x + width, y + height, y), aspect="auto", interpolation="nearest", origin="upper"
-        )
+        """Draw coloured cells, `rgba` `[rows, columns, 4]` from 0 to 1, in inches from the upper left corner."""
+        extent = (x, x + width, y + height, y)
+        self.axes.imshow(rgba, extent=extent, aspect="auto", interpolation="nearest", origin="upper")
 
     def wrap(self, text: str, size: float, width: float, bold: bool = False) -> list[str]:
-        """
-        A text in lines that are not wider than `width`, broken at spaces.
-
-        Args:
-            text (`str`): What to break.
-            size (`float`): Of the font, in points.
-            width (`float`): Most a line may take, in inches.
-            bold (`bool`): Weight of the font.
-        """
+        """A text in lines that are not wider than `width` inches, broken at spaces."""
         lines = [""]
         for word in text.split():
             candidate = f"{lines[-1]} {word}".strip()
@@ -148,17 +91,7 @@ class Page:
         return lines
 
     def paragraph(self, text: str, size: float, bold=False, colour=INK, x=EDGE, width=None):
-        """
-        Write wrapped text at the current height and move below it.
-
-        Args:
-            text (`str`): What to write.
-            size (`float`): Of the font, in points.
-            bold (`bool`): Weight of the font.
-            colour (`str`): Of the text.
-            x (`float`): Left edge, in inches.
-            width (`float`, *optional*): Of a line, in inches; by default up to the page's edge.
-        """
+        """Write wrapped text at the current height, by default up to the page's edge, and move below it."""
         step = size * 1.45 / 72
         for line in self.wrap(self.clean(text), size, width or WIDTH - EDGE - x, bold):
             self.text(x, self.y + step / 2, line, size, bold, colour)

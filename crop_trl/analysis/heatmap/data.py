@@ -1,14 +1,10 @@
 """What a heat map shows: decoded tokens, rows of values, the kept mask and the three prompts. No drawing here."""
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from ...methods.divergence import topk_jsd
-from ...prompts import prompt_text
-from ...text import token_pieces, word_changes
+from ...text import word_changes
 
 SEMANTIC = "Semantic: moves when a condition changes"
 SURFACE = "Surface: moves when only the wording changes"
@@ -23,22 +19,13 @@ WINDOW = 64
 
 @dataclass(frozen=True)
 class RowStyle:
-    """
-    How the values of a row become colours.
+    """How the values of a row become colours."""
 
-    Args:
-        colour (`str`): `"blue"` or `"orange"` from 0 upwards, or `"signed"`: orange below 0, blue above.
-        group (`str`): Rows of one group share their colour scale, so that equal colours mean equal numbers.
-        unit (`str`): Unit of the values.
-        floor (`float`): The colour scale reaches at least this far: numerical noise must not fill it.
-        low (`str`), high (`str`): What the two ends of the scale mean, in plain words.
-    """
-
-    colour: str = "blue"
-    group: str = ""
+    colour: str = "blue"  # or "orange", from 0 upwards; "signed": orange below 0, blue above
+    group: str = ""  # rows of one group share their colour scale, so that equal colours mean equal numbers
     unit: str = ""
-    floor: float = 0.0
-    low: str = ""
+    floor: float = 0.0  # the scale reaches at least this far: numerical noise must not fill it
+    low: str = ""  # what the two ends of the scale mean, in plain words
     high: str = ""
 
 
@@ -54,28 +41,10 @@ class ResponseHeatmap:
     """
     One response, ready to be drawn.
 
-    Args:
-        tokens (`list[str]`):
-            Decoded pieces, one per response token; joined they are the response. A piece is empty where the token only
-            continues a character that an earlier token began.
-        rows (`dict[str, Sequence[float]]`):
-            Label -> one value per token. What stands before a colon in a label is its short name. Values that are not
-            finite are drawn as missing. The last row is the one whose peak a long response is centred on.
-        kept (`Sequence[bool]`):
-            Tokens that are trained.
-        prompt (`str`, *optional*), paraphrase (`str`, *optional*), counterfactual (`str`, *optional*):
-            The three texts under which the response was scored.
-        title (`str`, *optional*):
-            One plain sentence above the picture.
-        note (`str`, *optional*):
-            A line below it: model, data, step.
-        scorer (`str`, *optional*, defaults to `"teacher"`):
-            Whose predictions the rows compare, as the explanation calls it.
-        styles (`dict[str, RowStyle]`, *optional*):
-            Label -> style; by default that of the CROP rows, and for other rows what their values suggest.
-
-    Raises:
-        `ValueError`: no token, no row, or a row or the mask is not as long as the response.
+    `tokens` are decoded pieces which, joined, are the response. Each of `rows` has a value for each token; what stands
+    before a colon in its label is its short name, values that are not finite are drawn as missing, and a long response
+    is centred on the peak of the last row. `scorer` is whose predictions the rows compare, for the explanation;
+    `styles` are by label. Raises `ValueError` when there is no token or no row, or one is not as long as the response.
     """
 
     tokens: list[str]
@@ -200,94 +169,3 @@ def explanation(heatmap: ResponseHeatmap) -> str:
 def number(value: float) -> str:
     """A value as the legends write it: two digits, a true minus sign."""
     return "0" if value == 0 else f"{value:.2g}".replace("-", "\u2212")
-
-
-def response_heatmap(
-    tokenizer,
-    completion_ids: Sequence[int],
-    original,
-    paraphrase,
-    counterfactual,
-    kept: Sequence[bool],
-    *,
-    row: int = 0,
-    prompt=None,
-    paraphrase_prompt=None,
-    counterfactual_prompt=None,
-    title: str = DEFAULT_TITLE,
-    note: str = "",
-    scorer: str = "teacher",
-) -> ResponseHeatmap:
-    """
-    The CROP heat map of one response.
-
-    Args:
-        tokenizer (`PreTrainedTokenizerBase`):
-            Decodes the response.
-        completion_ids (`Sequence[int]`):
-            Token ids of the response, without padding.
-        original (`TopKLogprobs`), paraphrase (`TopKLogprobs`), counterfactual (`TopKLogprobs`):
-            The response scored under the three prompts. Positions after the response are ignored.
-        kept (`Sequence[bool]` or tensor of shape `[T]` or `[B, T]`):
-            Tokens that are trained.
-        row (`int`, *optional*, defaults to `0`):
-            Which response of the signals (and of a two-dimensional `kept`) to take.
-        prompt, paraphrase_prompt, counterfactual_prompt (`str` or `list[dict]`, *optional*):
-            The three prompts as text or as messages.
-        title (`str`, *optional*), note (`str`, *optional*), scorer (`str`, *optional*):
-            See [`ResponseHeatmap`].
-
-    Returns:
-        [`ResponseHeatmap`] with the rows [`SEMANTIC`], [`SURFACE`] and [`MARGIN`].
-
-    Raises:
-        `ValueError`: the response is empty, or longer than the signals or the mask.
-
-    Example:
-
-    ```python
-    heatmap = response_heatmap(tokenizer, ids, *(scored.rows([i]) for i in range(3)), kept=selection.mask[0])
-    save_png(heatmap, "heatmap.png")
-    ```
-    """
-    ids = completion_ids.tolist() if hasattr(completion_ids, "tolist") else list(completion_ids)
-    n = len(ids)
-    if n == 0:
-        raise ValueError("The response is empty: there is nothing to draw.")
-    signals = [signal.rows(slice(row, row + 1)) for signal in (original, paraphrase, counterfactual)]
-    length = min(signal.token_ids.size(1) for signal in signals)
-    kept = kept.tolist() if hasattr(kept, "tolist") else list(kept)
-    kept = kept[row] if kept and isinstance(kept[0], list) else kept
-    if length < n or len(kept) < n:
-        raise ValueError(
-            f"The response has {n} tokens, but the signals cover {length} positions and the kept mask {len(kept)}."
-        )
-    first, second, third = signals
-    semantic, surface = topk_jsd(first, third)[0, :n].double(), topk_jsd(first, second)[0, :n].double()
-    for signal in signals:
-        if signal.mask is not None:
-            outside = ~signal.mask[0, :n].bool()
-            semantic, surface = semantic.masked_fill(outside, math.nan), surface.masked_fill(outside, math.nan)
-    return ResponseHeatmap(
-        tokens=token_pieces(tokenizer, ids),
-        rows={SEMANTIC: semantic.tolist(), SURFACE: surface.tolist(), MARGIN: (semantic - surface).tolist()},
-        kept=kept[:n],
-        prompt=prompt_text(prompt),
-        paraphrase=prompt_text(paraphrase_prompt),
-        counterfactual=prompt_text(counterfactual_prompt),
-        title=title,
-        note=note,
-        scorer=scorer,
-    )
-
-
-def write_atomically(path: str | os.PathLike, content: bytes) -> None:
-    """Write a file so that a reader sees the old one or the whole new one; missing folders are made."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -1,11 +1,13 @@
 """A heat map as a picture for print: prompts, legend, then the response in lines of tokens above rows of colour."""
 
-import io
 import math
 
+import numpy as np
+
 from ...text import CONTINUED, shorten, visible_text, visible_token
-from .canvas import DPI, EDGE, NO_GLYPH, QUIET, WIDTH, Page
-from .data import ResponseHeatmap, RowStyle, explanation, meaning_of, number, short_name, write_atomically
+from ..chart import QUIET, new_figure, save
+from .canvas import EDGE, NO_GLYPH, WIDTH, Page
+from .data import ResponseHeatmap, explanation, meaning_of, number, short_name
 
 # Inches, except for font sizes, which are points.
 LABELS = 1.2
@@ -27,47 +29,23 @@ def save_png(heatmap: ResponseHeatmap, path) -> None:
 
     A response of up to 120 tokens is written out in lines; of a longer one, 64 positions round the peak of its last
     row, with an overview of the whole response below.
-
-    Args:
-        heatmap ([`ResponseHeatmap`]): What to draw.
-        path (`str` or `os.PathLike`): File to write, whole or not at all.
-
-    Raises:
-        `ImportError`: matplotlib is not installed.
     """
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ImportError("Drawing a heat map needs matplotlib: `pip install crop-trl[viz]`.") from error
-    # The canvas is used directly: pyplot would keep the figure alive and choose a backend for the whole process.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(WIDTH, 1.0), dpi=DPI, facecolor="white")
-    page = Page(figure, FigureCanvasAgg(figure).get_renderer())
+    figure = new_figure(WIDTH, 1.0, layout=None)
+    page = Page(figure, figure.canvas.get_renderer())
     _draw(page, heatmap)
     page.finish()
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI, facecolor="white")
-    write_atomically(path, buffer.getvalue())
-
-
-def _colour_map(style: RowStyle):
-    from matplotlib.colors import LinearSegmentedColormap
-
-    colours = {"blue": BLUE, "orange": ORANGE, "signed": ORANGE[:0:-1] + BLUE}[style.colour]
-    return LinearSegmentedColormap.from_list(style.colour, colours, N=511)
+    save(figure, path)
 
 
 def _rgba(heatmap: ResponseHeatmap, label: str, values):
     """Colours of a row's values, `[n, 4]`; grey where there is none."""
-    import numpy as np
-    from matplotlib.colors import to_rgba
+    from matplotlib.colors import LinearSegmentedColormap, to_rgba
 
-    values, limit, style = np.asarray(values, dtype=float), heatmap.limit(label), heatmap.styles[label]
+    values, limit, kind = np.asarray(values, dtype=float), heatmap.limit(label), heatmap.styles[label].colour
+    scale = {"blue": BLUE, "orange": ORANGE, "signed": ORANGE[:0:-1] + BLUE}[kind]
     missing = ~np.isfinite(values)
     scaled = np.where(missing, 0.0, values) / limit
-    colours = _colour_map(style)((scaled + 1) / 2 if style.colour == "signed" else scaled)
+    colours = LinearSegmentedColormap.from_list(kind, scale, N=511)((scaled + 1) / 2 if kind == "signed" else scaled)
     colours[missing] = to_rgba(MISSING)
     return colours
 
@@ -92,24 +70,16 @@ def _draw(page: Page, heatmap: ResponseHeatmap) -> None:
     if heatmap.is_long:
         _draw_overview(page, heatmap)
     page.y += 0.05
-    footer = [heatmap.summary()]
-    if heatmap.note:
-        footer.append(visible_text(heatmap.note))
-    if heatmap.has_missing():
-        footer.append("Grey: no value.")
+    footer = [heatmap.summary(), visible_text(heatmap.note), "Grey: no value." if heatmap.has_missing() else ""]
     shown = "".join(visible_token(token) for token in heatmap.tokens[start:end])
-    marks = {
-        "␣": "a space",
-        "⏎": "a line break",
-        "⇥": "a tab",
-        CONTINUED: "the rest of a character that takes several tokens",
-    }
+    marks = {"␣": "a space", "⏎": "a line break", "⇥": "a tab"}
+    marks[CONTINUED] = "the rest of a character that takes several tokens"
     used = [f"{mark} {meaning}" for mark, meaning in marks.items() if mark in shown]
     if page.lost_glyphs:
         used.append(f"{NO_GLYPH} a character that the fonts on this machine lack (the HTML version shows it)")
     if used:
         footer.append("Marks: " + ", ".join(used) + ".")
-    for text in footer:
+    for text in filter(None, footer):
         page.paragraph(text, 9, colour=QUIET)
 
 
