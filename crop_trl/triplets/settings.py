@@ -27,6 +27,10 @@ OWN_FIELDS = {
 }
 
 
+def _option(default: Any, help: str, repr: bool = True, **more: Any) -> Any:
+    return field(default=default, repr=repr, metadata={"help": help, **more})
+
+
 @dataclass
 class TripletSettings:
     """
@@ -39,86 +43,59 @@ class TripletSettings:
         default_factory=list,
         metadata={"help": "Files of problems (JSONL, JSON, CSV, Parquet), or hub datasets' names."},
     )
-    output: str = field(
-        default="triplets", metadata={"help": "Directory for the ledger, the triplets and the report. Rerun to resume."}
+    output: str = _option("triplets", "Directory for the ledger, the triplets and the report. Rerun to resume.")
+    split: str = _option("train", "Split of a hub dataset.")
+    problem_column: str = _option(
+        "problem", "Column of the problem: a text, or chat messages with one user turn. Dots reach into a mapping."
     )
-    split: str = field(default="train", metadata={"help": "Split of a hub dataset."})
-    problem_column: str = field(
-        default="problem",
-        metadata={
-            "help": "Column of the problem: a text, or chat messages with one user turn. Dots reach into a mapping."
-        },
+    answer_column: str = _option("answer", "Column of the answer, copied into the record.")
+    id_column: str = _option("id", "Column of the id; rows without one are numbered.")
+    input_template: str | None = _option(
+        None, "Answer-format wrapper of the input, holding {problem} once; known wrappers need not be given."
     )
-    answer_column: str = field(default="answer", metadata={"help": "Column of the answer, copied into the record."})
-    id_column: str = field(default="id", metadata={"help": "Column of the id; rows without one are numbered."})
-    input_template: str | None = field(
-        default=None,
-        metadata={
-            "help": "Answer-format wrapper of the input, holding {problem} once; known wrappers need not be given."
-        },
+    limit: int | None = _option(None, "Use the first so many rows.")
+    deduplicate: bool = _option(False, "Leave out rows whose problem stands earlier; otherwise they are only reported.")
+
+    model: str = _option("gpt-5.1", "Name of the model that writes and judges candidates.")
+    critic_model: str | None = _option(None, "Another model at the same endpoint that judges.")
+    base_url: str | None = _option(
+        None, "An OpenAI-compatible endpoint, up to and including /v1. Default: $OPENAI_BASE_URL, or OpenAI."
     )
-    limit: int | None = field(default=None, metadata={"help": "Use the first so many rows."})
-    deduplicate: bool = field(
-        default=False,
-        metadata={"help": "Leave out rows whose problem stands earlier; otherwise they are only reported."},
+    # Not shown: somebody may have given the key itself.
+    api_key_env: str = _option("OPENAI_API_KEY", "Name of the environment variable that holds the API key.", repr=False)
+    response_format: str = _option(
+        "auto",
+        "How JSON is asked for: json_schema, json_object or text. auto: the first one the endpoint takes.",
+        choices=list(RESPONSE_FORMATS),
+    )
+    temperature: float | None = _option(None, "Sampling temperature; default: the endpoint's.")
+    reasoning_effort: str | None = _option(None, "For reasoning models: low, medium, high, ...")
+    max_completion_tokens: int | None = _option(
+        None, "Longest answer. May change between runs without asking anything anew."
+    )
+    extra_body: str | None = _option(
+        None, "JSON object merged into every request, for what an endpoint takes besides.", repr=False
     )
 
-    model: str = field(default="gpt-5.1", metadata={"help": "Name of the model that writes and judges candidates."})
-    critic_model: str | None = field(default=None, metadata={"help": "Another model at the same endpoint that judges."})
-    base_url: str | None = field(
-        default=None,
-        metadata={
-            "help": "An OpenAI-compatible endpoint, up to and including /v1. Default: $OPENAI_BASE_URL, or OpenAI."
-        },
+    candidates: int = _option(3, "Candidates a round, at most.")
+    rounds: int = _option(2, "Rounds; from the second on the critic's reasons go along.")
+    threshold: float = _option(0.85, "Smallest confidence that is accepted, for all three.")
+    malformed_retries: int = _option(
+        0, "Ask again this often within a round when an answer is unusable (no JSON, cut off, ...)."
     )
-    api_key_env: str = field(
-        default="OPENAI_API_KEY",
-        repr=False,  # somebody may have given the key itself
-        metadata={"help": "Name of the environment variable that holds the API key."},
-    )
-    response_format: str = field(
-        default="auto",
-        metadata={
-            "help": "How JSON is asked for: json_schema, json_object or text. auto: the first one the endpoint takes.",
-            "choices": list(RESPONSE_FORMATS),
-        },
-    )
-    temperature: float | None = field(default=None, metadata={"help": "Sampling temperature; default: the endpoint's."})
-    reasoning_effort: str | None = field(
-        default=None, metadata={"help": "For reasoning models: low, medium, high, ..."}
-    )
-    max_completion_tokens: int | None = field(
-        default=None,
-        metadata={"help": "Longest answer. May change between runs without asking anything anew."},
-    )
-    extra_body: str | None = field(
-        default=None,
-        repr=False,
-        metadata={"help": "JSON object merged into every request, for what an endpoint takes besides."},
-    )
+    templates: str | None = _option(None, "Directory with your own four template files.")
 
-    candidates: int = field(default=3, metadata={"help": "Candidates a round, at most."})
-    rounds: int = field(default=2, metadata={"help": "Rounds; from the second on the critic's reasons go along."})
-    threshold: float = field(default=0.85, metadata={"help": "Smallest confidence that is accepted, for all three."})
-    malformed_retries: int = field(
-        default=0,
-        metadata={"help": "Ask again this often within a round when an answer is unusable (no JSON, cut off, ...)."},
-    )
-    templates: str | None = field(default=None, metadata={"help": "Directory with your own four template files."})
-
-    concurrency: int = field(default=64, metadata={"help": "Requests in flight, at most."})
-    timeout: float = field(default=600.0, metadata={"help": "Seconds until a request counts as lost."})
-    max_retries: int = field(default=8, metadata={"help": "Repetitions of a request after rate limits and failures."})
-    max_backoff: float = field(default=60.0, metadata={"help": "Longest wait between them; Retry-After goes first."})
-    max_cost: float | None = field(
-        default=None, metadata={"help": "Stop before the ledger's cost passes this many dollars."}
-    )
-    price_input: float | None = field(default=None, metadata={"help": "Dollars per million input tokens."})
-    price_output: float | None = field(default=None, metadata={"help": "Dollars per million output tokens."})
-    price_cached_input: float | None = field(default=None, metadata={"help": "The same for cached input tokens."})
-    critic_price_input: float | None = field(default=None, metadata={"help": "The same three for `critic_model`."})
-    critic_price_output: float | None = field(default=None, metadata={"help": "See there."})
-    critic_price_cached_input: float | None = field(default=None, metadata={"help": "See there."})
+    concurrency: int = _option(64, "Requests in flight, at most.")
+    timeout: float = _option(600.0, "Seconds until a request counts as lost.")
+    max_retries: int = _option(8, "Repetitions of a request after rate limits and failures.")
+    max_backoff: float = _option(60.0, "Longest wait between them; Retry-After goes first.")
+    max_cost: float | None = _option(None, "Stop before the ledger's cost passes this many dollars.")
+    price_input: float | None = _option(None, "Dollars per million input tokens.")
+    price_output: float | None = _option(None, "Dollars per million output tokens.")
+    price_cached_input: float | None = _option(None, "The same for cached input tokens.")
+    critic_price_input: float | None = _option(None, "The same three for `critic_model`.")
+    critic_price_output: float | None = _option(None, "See there.")
+    critic_price_cached_input: float | None = _option(None, "See there.")
 
     def __post_init__(self):
         if isinstance(self.input, (str, os.PathLike)):
@@ -213,11 +190,8 @@ class TripletSettings:
 
     def for_kind(self, kind: str) -> "TripletSettings":
         """As requests of this kind are made: the critic may be another model."""
-        return (
-            replace(self, model=self.critic_model, critic_model=None)
-            if kind == "critic" and self.critic_model
-            else self
-        )
+        other = self.critic_model if kind == "critic" else None
+        return replace(self, model=other, critic_model=None) if other else self
 
     def sampling(self) -> dict[str, Any]:
         """What shapes an answer besides model and messages; part of a request's key, as length limits are not."""
