@@ -111,6 +111,8 @@ class TrainConfig(CROPConfig):
     selector_sha256: str | None = field(default=None, metadata={"help": "Hash of its file; follows from it."})
 
     def __post_init__(self):
+        # A deprecation inside the libraries, which nobody who trains can act on.
+        warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*deprecated", category=FutureWarning)
         if self.selector is not None:
             self.method, self.selector_sha256 = register_selector(self.selector)
         self.train = self.method != "base"
@@ -132,8 +134,6 @@ class TrainConfig(CROPConfig):
 
 def check_run(script: ScriptArguments, args: TrainConfig, model: ModelConfig) -> None:
     """Raise `ValueError`, with one sentence, for settings that are missing or do not go together; mend what may be."""
-    # A deprecation inside the libraries, which nobody who trains can act on.
-    warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*deprecated", category=FutureWarning)
     for name, value in (
         ("model_name_or_path", model.model_name_or_path),
         ("teacher_model_name_or_path", args.teacher_model_name_or_path or args.teacher_server_urls),

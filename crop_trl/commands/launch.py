@@ -15,7 +15,8 @@ OPTIONS = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "
 
 def is_launched() -> bool:
     """Whether this process was started by accelerate or torchrun, so that no second launch is due."""
-    return "LOCAL_RANK" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ
+    # Others of their variables may be of a trainer in the process that started this one, such as a notebook.
+    return "LOCAL_RANK" in os.environ or "ACCELERATE_USE_CPU" in os.environ
 
 
 def launch_file(name: str) -> Path:

@@ -14,7 +14,7 @@ from ..files import read_yaml
 
 def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
     """The end of a sentence about a name that is not known."""
-    near = difflib.get_close_matches(name, list(known), n=1)
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
     return f"did you mean `{near[0]}`?" if near else otherwise
 
 
@@ -30,6 +30,10 @@ class _Sentences(argparse.ArgumentParser):
             known = [option for action in self._actions for option in action.option_strings]
             remedy = nearest(name, known, f"`{self.prog} --help` lists them.")
             raise ValueError(f"`{name}` is no option of `{self.prog}`; {remedy}")
+
+
+class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    pass
 
 
 class OptionParser(_Sentences):
@@ -49,7 +53,8 @@ class SettingsParser(_Sentences, TrlParser):
     """For a command whose options are the fields of dataclasses, which a `--config` file may set as well."""
 
     def __init__(self, name: str, kinds: tuple[type, ...], doc: str):
-        super().__init__(kinds, prog=f"crop-trl {name}", description=doc.splitlines()[0])
+        usage = f"crop-trl {name} [--config FILE] [--OPTION VALUE ...]"
+        super().__init__(kinds, prog=f"crop-trl {name}", usage=usage, description=doc, formatter_class=_Help)
         self.add_argument("--config", help="YAML file of settings; the command line wins over it.")
 
     def settings(self, argv: list[str] | None) -> dict[str, Any]:

@@ -15,7 +15,7 @@ CONFIG = ["--config", "examples/configs/tiny_math.yaml"]
 
 
 def crop_trl(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
-    kept = {k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "RANK", "ACCELERATE_MIXED_PRECISION")}
+    kept = {k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "RANK", "ACCELERATE_USE_CPU")}
     return subprocess.run(
         [sys.executable, "-m", "crop_trl.commands", *arguments],
         **{"cwd": ROOT, "env": {**kept, **environment}, "capture_output": True, "text": True},
@@ -46,8 +46,10 @@ def test_options_of_a_launch(tmp_path, monkeypatch):
         ValueError, match="`accelerate_config` 'zero4' is no launch file: choose one of cpu, ddp, .*zero3"
     ):
         split_options(["--accelerate_config", "zero4"])
-    for name in ("LOCAL_RANK", "ACCELERATE_MIXED_PRECISION"):
+    for name in ("LOCAL_RANK", "ACCELERATE_USE_CPU"):
         monkeypatch.delenv(name, raising=False)
+    # As a trainer in a notebook leaves it.
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     assert not is_launched()
     monkeypatch.setenv("LOCAL_RANK", "0")
     assert is_launched()
