@@ -65,18 +65,20 @@ def every_command_works(python: str, program: str, folder: Path, installed: Path
     options = ["--max_steps", "2", "--save_strategy", "steps", "--save_steps", "2", "--output_dir", "run"]
     said = run([program, "train", "--accelerate_config", "cpu", *small, *options, "--selector", "mine.py:surprise"])
     assert "after 2 steps (mine.py:surprise)." in said
+    own = ["--selector", "mine.py:surprise"]
     with servers() as start:
         environment["OPENAI_BASE_URL"] = start()
         commands = [
             ["triplets", "--input", "problems.jsonl", "--output", "made"],
             ["plan", "--student", "1.7B", "--teacher", "4B", "--accelerate_config", "zero2_8gpu"],
             ["audit", "--train", "train.jsonl", "--benchmark", "own=problems.jsonl", "--output", "audited"],
-            ["replay", *small, "--use_cpu", "true", "--bank", "bank.safetensors", "--bank_prompts", "2"],
-            ["analyze", "bank.safetensors", "--selector", "mine.py:surprise", "--methods", "crop"],
+            ["replay", *small, "--use_cpu", "true", "--bank", "bank.safetensors", "--bank_prompts", "2", *own],
+            ["analyze", "bank.safetensors", *own, "--methods", "crop"],
             ["evaluate", "--model", "run", "--training_run", "run", "--sampler", "hf", "--samples", "1"]
             + ["--max_tokens", "32", "--benchmark", "held=heldout.jsonl", "--output", "evaluated"],
         ]
         said = run([python, "-c", IN_ONE_PROCESS], json.dumps(commands))
+    assert "| mine.py:surprise | " in said  # of the replay's table
     # It was the installed package, and none is imported from a checkout.
     assert Path(said.splitlines()[0]).is_relative_to(installed)
     assert [line for line in said.splitlines() if line.startswith("==")] == [f"== {name}" for name, *_ in commands]
