@@ -2,6 +2,7 @@
 
 import difflib
 import html
+import itertools
 import json
 import re
 import unicodedata
@@ -140,6 +141,12 @@ def word_changes(original: str, other: str, ignore_moves: bool = False) -> list[
         if pieces[i].isspace() and "\n" not in pieces[i] and changed[i - 1] and changed[i + 1]:
             changed[i] = True
     return list(zip(pieces, changed, strict=True))
+
+
+def joined(pieces: Iterable[tuple[str, bool]]) -> list[tuple[str, bool]]:
+    """A text in as few pieces as its changes allow."""
+    groups = itertools.groupby(pieces, key=lambda piece: piece[1])
+    return [("".join(text for text, _ in group), changed) for changed, group in groups]
 
 
 def shorten(pieces: list[tuple[str, bool]], around: int = 30, limit: int = 240) -> list[tuple[str, bool]]:

@@ -80,15 +80,11 @@ class RolloutBank:
         if "prompts" not in metadata or not {"loss_mask", "completion_ids"} <= set(tensors):
             raise ValueError(f"{path} is not a rollout bank; make one with `crop-trl replay`.")
         parts: dict[str, dict[int, dict[str, torch.Tensor]]] = {}
-        for key, value in tensors.items():
-            if ":" not in key:
-                continue
+        for key in sorted(tensors.keys() - {"completion_ids", "loss_mask"}):
             full_name, attribute = key.split(":")
             name, _, m = full_name.partition("#")
-            parts.setdefault(name, {}).setdefault(int(m or 0), {})[attribute] = value
-        signals = {
-            name: [TopKLogprobs(**by_variant[m]) for m in sorted(by_variant)] for name, by_variant in parts.items()
-        }
+            parts.setdefault(name, {}).setdefault(int(m or 0), {})[attribute] = tensors[key]
+        signals = {name: [TopKLogprobs(**variants[m]) for m in sorted(variants)] for name, variants in parts.items()}
         return cls(
             completion_ids=tensors["completion_ids"],
             loss_mask=tensors["loss_mask"],

@@ -36,17 +36,12 @@ class CategoryShares:
 
     def to_dict(self) -> dict:
         """For JSON."""
-        return {
-            "categories": list(self.categories),
-            "methods": {
-                name: {
-                    "tokens": int(count.sum()),
-                    "responses": responses,
-                    "shares": {c: float(s) for c, s in zip(self.categories, share)},
-                }
-                for name, count, share, responses in zip(self.methods, self.counts, self.shares, self.responses)
-            },
+        rows = zip(self.methods, self.counts, self.shares.tolist(), self.responses)
+        methods = {
+            name: {"tokens": int(count.sum()), "responses": n, "shares": dict(zip(self.categories, share))}
+            for name, count, share, n in rows
         }
+        return {"categories": list(self.categories), "methods": methods}
 
 
 def categorize_table(

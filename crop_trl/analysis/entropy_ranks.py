@@ -36,22 +36,12 @@ class EntropyRanks:
 
     def to_dict(self) -> dict:
         """For JSON."""
-        rows = zip(self.methods, self.density, self.tail_share, self.tail_interval, self.reference, self.kept_tokens)
+        names = ("kept_tokens", "tail_share", "tail_interval", "entropy_independent", "density")
+        rows = (self.kept_tokens, self.tail_share, self.tail_interval, self.reference, self.density)
         return {
-            "tail": self.tail,
-            "tail_entropy": self.tail_entropy,
-            "tied_at_the_edge": self.tied,
+            **{"tail": self.tail, "tail_entropy": self.tail_entropy, "tied_at_the_edge": self.tied},
             "responses": self.responses,
-            "methods": {
-                name: {
-                    "kept_tokens": int(kept),
-                    "tail_share": float(share),
-                    "tail_interval": interval.tolist(),
-                    "entropy_independent": float(reference),
-                    "density": density.tolist(),
-                }
-                for name, density, share, interval, reference, kept in rows
-            },
+            "methods": {m: dict(zip(names, row)) for m, *row in zip(self.methods, *(r.tolist() for r in rows))},
         }
 
 

@@ -69,23 +69,12 @@ def table_heatmap(
     table: TokenTable, tokenizer, response: int | None = None, method: str | None = None, note: str = ""
 ) -> ResponseHeatmap:
     """
-    The heat map of one response of a bank or an export.
+    The heat map of one response of a bank or an export, by default that in which the score of the method, by default
+    the first, peaks highest; `tokenizer` cut the responses, `note` is a line below the picture.
 
     Shown are the CROP rows where the method measures both divergences; for other methods, what they measure and the
-    score that ranks tokens.
-
-    Args:
-        table ([`TokenTable`]): Read with [`~crop_trl.analysis.tokens.read_source`].
-        tokenizer (`PreTrainedTokenizerBase`): The one that cut the responses.
-        response (`int`, *optional*): Which one; by default that in which the score peaks highest.
-        method (`str`, *optional*): Whose choice; by default the first of the table.
-        note (`str`, *optional*): A line below the picture.
-
-    Returns:
-        [`~crop_trl.analysis.heatmap.ResponseHeatmap`]
-
-    Raises:
-        `ValueError`: the method or the response is not in the table, or the method measures nothing.
+    score that ranks tokens. Raises `ValueError` when the method or the response is not in the table, or the method
+    measures nothing.
     """
     method = next(iter(table.kept)) if method is None else method
     if method not in table.kept:

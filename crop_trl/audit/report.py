@@ -8,7 +8,7 @@ from pathlib import Path
 import jinja2
 
 from ..files import write_json, write_text
-from ..text import markdown_table, word_changes
+from ..text import joined, markdown_table, word_changes
 from .compare import Audit, Pair, summarize
 
 # "same": the same problem, also reworded or with its answer re-encoded. "near": it differs in a condition only.
@@ -140,4 +140,9 @@ def page(result: Audit) -> str:
     """All candidates on one page that needs no network: texts side by side, verdicts to choose and to save as a CSV."""
     loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
     template = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True).get_template("candidates.html.j2")
-    return template.render(result=result, table=summarize(result), verdicts=list(VERDICTS), difference=word_changes)
+    return template.render(
+        result=result,
+        table=summarize(result),
+        verdicts=list(VERDICTS),
+        difference=lambda first, second: joined(word_changes(first, second)),
+    )

@@ -279,6 +279,7 @@ def test_html_holds_every_token_and_value(tmp_path):
         shown = [float(v.replace("−", "-")) for v in re.findall(r"(−?\d+\.\d{4}) nats", title)]
         assert shown == pytest.approx([row[i] for row in heatmap.rows.values()], abs=6e-5)
     assert '<mark class="b">9</mark>' in page and '<mark class="b">7</mark>' in page
+    assert '<mark class="o">After buying</mark> 7 apples' in page
     assert 'id="overview"' in page and "step 30" in page
     assert page.count('type="radio"') == 4
 

@@ -123,20 +123,19 @@ class ResponseHeatmap:
 
     def prompts(self) -> list[tuple[str, list[tuple[str, bool]]]]:
         """The prompts that are known, each as a heading and its text in pieces `(text, changed)`."""
-        blocks = []
-        if self.prompt is not None:
+        original, changed = self.prompt, self.counterfactual
+        blocks = (
             # In the original, the words that the counterfactual replaces: they are the condition.
-            against = self.prompt if self.counterfactual is None else self.counterfactual
-            blocks.append(("Original problem", word_changes(against, self.prompt)))
-        for heading, text, ignore_moves in (
+            ("Original problem", changed, original, False),
             # A paraphrase moves numbers about; marked, they would look as if they were new.
-            ("Paraphrase: same problem, other words", self.paraphrase, True),
-            ("Counterfactual: one condition changed", self.counterfactual, False),
-        ):
-            if text is not None:
-                against = text if self.prompt is None else self.prompt
-                blocks.append((heading, word_changes(against, text, ignore_moves)))
-        return blocks
+            ("Paraphrase: same problem, other words", original, self.paraphrase, True),
+            ("Counterfactual: one condition changed", original, changed, False),
+        )
+        return [
+            (heading, word_changes(text if against is None else against, text, ignore_moves))
+            for heading, against, text, ignore_moves in blocks
+            if text is not None
+        ]
 
 
 def short_name(label: str) -> str:

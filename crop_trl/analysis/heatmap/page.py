@@ -7,7 +7,7 @@ from pathlib import Path
 import jinja2
 
 from ...files import write_text
-from ...text import CONTINUED, shorten, visible_text, visible_token
+from ...text import CONTINUED, joined, shorten, visible_text, visible_token
 from .data import ResponseHeatmap, RowStyle, explanation, meaning_of, number, short_name
 
 _KINDS = {"blue": "b", "orange": "o", "signed": "s"}
@@ -57,7 +57,7 @@ def _row(heatmap: ResponseHeatmap, label: str) -> dict:
 def _prompt(heading: str, pieces: list[tuple[str, bool]]) -> tuple:
     """Heading, colour of the marks, the text near its changes, and the whole text where that is longer."""
     short = shorten(pieces)
-    shown = [[(visible_text(text), changed) for text, changed in part] for part in (short, pieces)]
+    shown = [[(visible_text(text), changed) for text, changed in joined(part)] for part in (short, pieces)]
     return heading, "o" if heading.startswith("Paraphrase") else "b", shown[0], None if short is pieces else shown[1]
 
 
