@@ -126,23 +126,9 @@ def example_from_row(row: Mapping[str, Any], number: int, where: str) -> Example
 
 def load_benchmark(spec: str, samples: int | None = None, base_seed: int | None = None) -> Benchmark:
     """
-    Load a benchmark.
-
-    Args:
-        spec (`str`):
-            A name (`AIME24`, `AIME25`, `AMC23`, `MATH-500`, `MATH-500-Clean`), `NAME=FILE` (problems from a file, for a
-            known name with its settings), or a JSONL file.
-        samples (`int`, *optional*):
-            Samples per problem in place of the benchmark's own number.
-        base_seed (`int`, *optional*):
-            Seed of the first sample in place of the benchmark's own.
-
-    Returns:
-        [`Benchmark`]
-
-    Raises:
-        `ValueError`: an unknown name, a file without problems or with an id twice, `samples` below 1.
-        `FileNotFoundError`: the file does not exist.
+    A benchmark by its name (`AIME24`, `AIME25`, `AMC23`, `MATH-500`, `MATH-500-Clean`), from `NAME=FILE` (problems from
+    a file, for a known name with its settings) or from a JSONL file. `samples` and `base_seed` take the place of its
+    own. Raises `ValueError` or `FileNotFoundError` for what is none.
     """
     if samples is not None and samples < 1:
         raise ValueError(f"`samples` is {samples}: choose at least 1 per problem.")

@@ -22,19 +22,9 @@ from .store import Generation, Store, drawing_in, pending_chunks, stored_names
 @dataclass
 class Plan:
     """
-    What a run is to do; checked in full before a model is loaded.
-
-    Args:
-        output (`Path`): The run's folder.
-        benchmarks (list of [`Benchmark`]): What is reported.
-        model (`str`): Folder, hub name, or name on a server.
-        sampler (`str`): `vllm`, `server` or `hf`.
-        decoding ([`DecodingSettings`]): How to draw.
-        template (`str`, *optional*):
-            Answer-format wrapper; by default the one that lies beside the model, else
-            [`~crop_trl.prompts.DEFAULT_PROMPT_TEMPLATE`].
-        batch_size (`int`, *optional*): Of the sampler.
-        labels (`dict`): What else to write into the results, such as the method's name.
+    What a run is to do; checked in full before a model is loaded. `model` is a folder, a hub name or a name on a
+    server; `template` is the answer-format wrapper, by default the one that lies beside the model; `labels` go into the
+    results.
     """
 
     output: Path
@@ -130,84 +120,60 @@ def check_pass_k(pass_k: Sequence[int], benchmarks: Sequence[Benchmark]) -> None
                 )
 
 
-def generate(plan: Plan, make_sampler: Callable[[], Sampler]) -> int:
+def generate(plan: Plan, make_sampler: Callable[[], Sampler]) -> None:
     """
-    Draw what is missing; every response is on disk before the next batch starts.
-
-    Args:
-        plan ([`Plan`]): Checked.
-        make_sampler (`Callable`): Loads the model or reaches the server; only called when something is missing.
-
-    Returns:
-        `int`: Responses drawn.
-
-    Raises:
-        `ValueError`: another run draws into the folder, or it cannot be written.
+    Draw what is missing; every response is on disk before the next batch starts. `make_sampler` loads the model or
+    reaches the server, and is called when something is missing.
     """
-    with drawing_in(plan.output):
-        return _draw_missing(plan, make_sampler)
-
-
-def _draw_missing(plan: Plan, make_sampler: Callable[[], Sampler]) -> int:
     sampler: Sampler | None = None
-    drawn = 0
-    for benchmark in plan.stores():
-        store = plan.store(benchmark)
-        there = store.read()
-        wanted = {(example.id, sample) for example in benchmark.examples for sample in range(benchmark.samples)}
-        if wanted <= set(there):
-            continue
-        sampler = sampler or make_sampler()
-        with tqdm(total=len(wanted), initial=len(wanted & set(there)), desc=benchmark.store, unit="response") as bar:
-            for chunk in pending_chunks(benchmark, there, sampler.batch_size):
-                if sampler.independent:
-                    chunk = [(index, s) for index, s in chunk if (benchmark.examples[index].id, s) not in there]
-                asked = [(benchmark.examples[index], sample) for index, sample in chunk]
-                seeds = [benchmark.seeds[sample] for _, sample in asked]
-
-                def done(index: int, response: Response, asked=asked, seeds=seeds, store=store, there=there) -> None:
-                    example, sample = asked[index]
-                    # A batch that a crash cut in two is drawn again as a whole; what is on disk stays.
-                    if (example.id, sample) not in there:
-                        store.append([_generation(example, sample, seeds[index], response)])
-                        bar.update()
-
-                sampler.sample([wrap_problem(example.problem, plan.template) for example, _ in asked], seeds, done)
-                drawn += len(asked)
-        store.close()
-    return drawn
+    with drawing_in(plan.output):
+        for benchmark in plan.stores():
+            store = plan.store(benchmark)
+            there = store.read()
+            missing = _asked(benchmark).keys() - there.keys()
+            if not missing:
+                continue
+            sampler = sampler or make_sampler()
+            total = benchmark.samples * len(benchmark.examples)
+            with tqdm(total=total, initial=total - len(missing), desc=benchmark.store, unit="response") as bar:
+                for chunk in pending_chunks(benchmark, there, sampler.batch_size):
+                    asked = [(benchmark.examples[index], sample) for index, sample in chunk]
+                    if sampler.independent:
+                        asked = [(example, sample) for example, sample in asked if (example.id, sample) in missing]
+                    _draw(sampler, plan.template, benchmark, asked, missing, store, bar)
+            store.close()
 
 
-def _generation(example: Example, sample: int, seed: int, response: Response) -> Generation:
-    return Generation(example.id, sample, seed, response.text, response.tokens, response.truncated, example.answer)
+def _draw(sampler: Sampler, template: str, benchmark: Benchmark, asked: list, missing: set, store: Store, bar) -> None:
+    seeds = [benchmark.seeds[sample] for _, sample in asked]
+
+    def done(index: int, got: Response) -> None:
+        example, sample = asked[index]
+        # A batch that a crash cut in two is drawn again as a whole; what is on disk stays.
+        if (example.id, sample) in missing:
+            answer = example.answer
+            store.append([Generation(example.id, sample, seeds[index], got.text, got.tokens, got.truncated, answer)])
+            bar.update()
+
+    sampler.sample([wrap_problem(example.problem, template) for example, _ in asked], seeds, done)
+
+
+def _asked(benchmark: Benchmark) -> dict[tuple[str, int], Example]:
+    return {(example.id, sample): example for example in benchmark.examples for sample in range(benchmark.samples)}
 
 
 def score(
     benchmark: Benchmark, generations: dict[tuple[str, int], Generation], pass_k: Sequence[int] = ()
 ) -> dict[str, Any]:
-    """
-    Grade and sum up one benchmark.
-
-    Args:
-        benchmark ([`Benchmark`]): Its problems; answers are taken from here.
-        generations (`dict`): See [`Store.read`].
-        pass_k (sequence of `int`, *optional*): Further k for the unbiased Pass@k estimator.
-
-    Returns:
-        `dict`: One entry of `results.json`.
-
-    Raises:
-        `ValueError`: responses are missing.
-    """
-    asked = [(example, sample) for example in benchmark.examples for sample in range(benchmark.samples)]
-    missing = sum((example.id, sample) not in generations for example, sample in asked)
-    if missing:
+    """Grade and sum up one benchmark, with the answers that it has now. Raises `ValueError` where responses lack."""
+    asked = _asked(benchmark)
+    if missing := asked.keys() - generations.keys():
         raise ValueError(
-            f"Benchmark {benchmark.name!r} lacks {missing} of {len(asked)} responses; run the same command again to "
-            "draw the rest."
+            f"Benchmark {benchmark.name!r} lacks {len(missing)} of {len(asked)} responses; run the same command again "
+            "to draw the rest."
         )
-    responses = [generations[example.id, sample] for example, sample in asked]
-    verdicts = grade_many([response.text for response in responses], [example.answer for example, _ in asked])
+    responses = [generations[key] for key in asked]
+    verdicts = grade_many([response.text for response in responses], [example.answer for example in asked.values()])
     # Where grading failed there is no verdict: counted as wrong, and said.
     correct = np.array(verdicts, dtype=bool).reshape(len(benchmark.examples), benchmark.samples)
     mean, passed = mean_at_k(correct), pass_at_k(correct)
@@ -227,9 +193,7 @@ def score(
         "average_length": None if None in lengths else float(np.mean(lengths)),
         "format_failures": float(np.mean([extract_boxed(response.text) is None for response in responses])),
         "truncated": float(np.mean([response.truncated for response in responses])),
-        "verdicts": {
-            example.id: [int(verdict) for verdict in row] for example, row in zip(benchmark.examples, correct)
-        },
+        "verdicts": {example.id: row for example, row in zip(benchmark.examples, correct.astype(int).tolist())},
     }
 
 
@@ -239,16 +203,7 @@ def averaged(names: Sequence[str]) -> list[str]:
 
 
 def evaluate(plan: Plan, pass_k: Sequence[int] = ()) -> dict[str, Any]:
-    """
-    Grade all generations of a run and write `results.json` and one file of verdicts per benchmark.
-
-    Args:
-        plan ([`Plan`]): What was generated.
-        pass_k (sequence of `int`, *optional*): See [`score`].
-
-    Returns:
-        `dict`: The results.
-    """
+    """Grade all generations of a run and write `results.json`."""
     results: dict[str, Any] = {
         "model": plan.model,
         "sampler": plan.sampler,
@@ -276,20 +231,7 @@ def finish(results: dict[str, Any], output: Path) -> dict[str, Any]:
 
 
 def regrade(output: str | Path, benchmarks: Sequence[Benchmark] = (), pass_k: Sequence[int] = ()) -> dict[str, Any]:
-    """
-    Grade a finished run again, without a model: after a change of the grader, of answers, or for a clean subset.
-
-    Args:
-        output (`str` or `Path`): The run's folder.
-        benchmarks (sequence of [`Benchmark`], *optional*): By default what the run holds, with the answers it stored.
-        pass_k (sequence of `int`, *optional*): See [`score`].
-
-    Returns:
-        `dict`: The results, also written to `results.json`.
-
-    Raises:
-        `FileNotFoundError`: no generations there.
-    """
+    """Grade a finished run again, without a model: after a change of answers, say, or for a clean subset."""
     folder = Path(output)
     names = stored_names(folder)
     check_pass_k(pass_k, benchmarks or stored_benchmarks(folder))
@@ -360,17 +302,8 @@ def load_results(run: str | Path) -> dict[str, Any]:
 def training_diagnostics(run: str | Path) -> dict[str, Any]:
     """
     What table "Generation diagnostics" takes from training: the budget, and the share of rollouts that hit the length
-    limit at the last step.
-
-    Args:
-        run (`str` or `Path`): The trainer's output folder, or a checkpoint in it.
-
-    Returns:
-        `dict`: `step`, `budget`, `truncated`; `None` for what was not logged. With the `result.json` of
-        a training run there, also its `method`, `retention_ratio` and `seed`.
-
-    Raises:
-        `FileNotFoundError`: there is no `trainer_state.json`.
+    limit at the last step; of a folder with a result also the method, its budget and the seed. What was not logged is
+    `None`.
     """
     folder = Path(run)
     states = [*folder.glob("trainer_state.json"), *folder.glob("checkpoint-*/trainer_state.json")]

@@ -19,15 +19,8 @@ OPEN_THINK = "<think>"
 
 @dataclass(frozen=True)
 class DecodingSettings:
-    """
-    How responses are drawn (table "Evaluation decoding configurations").
-
-    Args:
-        temperature (`float`): 0 is greedy.
-        top_p (`float`): Nucleus of the distribution.
-        max_tokens (`int`): Most new tokens.
-        thinking (`bool`, *optional*): Passed to the chat template as `enable_thinking`; `None` leaves it alone.
-    """
+    """How responses are drawn (table "Evaluation decoding configurations"): temperature 0 is greedy, `thinking` is the
+    chat template's `enable_thinking`, which `None` leaves alone."""
 
     temperature: float = 0.7
     top_p: float = 0.95
@@ -74,28 +67,11 @@ class Sampler(Protocol):
     independent: bool
 
     def sample(self, prompts: Sequence[str], seeds: Sequence[int], done: Done) -> None:
-        """
-        Draw one response for each prompt; `done(index, response)` is called as each is ready.
-
-        Args:
-            prompts (sequence of `str`): Problems in their wrapper.
-            seeds (sequence of `int`): One for each prompt.
-            done (`Callable`): Takes the prompt's index and its response.
-        """
+        """Draw one response for each prompt, with its seed; `done(index, response)` is called as each is ready."""
 
 
 def render(tokenizer, prompt: str, thinking: bool | None) -> tuple[str, bool]:
-    """
-    A prompt as the model reads it.
-
-    Args:
-        tokenizer (`PreTrainedTokenizerBase`): With a chat template, or without (the prompt is taken as it is).
-        prompt (`str`): The user's turn.
-        thinking (`bool`, *optional*): See [`DecodingSettings`].
-
-    Returns:
-        `tuple[str, bool]`: The text, and whether it ends in an open thinking part, which then belongs to the response.
-    """
+    """A prompt as the model reads it, and whether it ends in an open thinking part, which belongs to the response."""
     if tokenizer.chat_template is None:
         return prompt, False
     options = {} if thinking is None else {"enable_thinking": thinking}
@@ -115,15 +91,7 @@ def check_dtype(dtype: str | None) -> None:
 
 
 class TransformersSampler:
-    """
-    Hugging Face generate.
-
-    Args:
-        model (`str`): Folder or hub name.
-        settings ([`DecodingSettings`]): How to draw.
-        batch_size (`int`, *optional*, defaults to `32`): Responses at a time.
-        dtype (`str`, *optional*): Of the weights; by default bfloat16 on an accelerator and float32 elsewhere.
-    """
+    """Hugging Face generate; `dtype` of the weights is bfloat16 on an accelerator and float32 elsewhere by default."""
 
     independent = False
 
@@ -191,15 +159,7 @@ class TransformersSampler:
 
 
 class VLLMSampler:
-    """
-    vLLM in this process.
-
-    Args:
-        model (`str`): Folder or hub name.
-        settings ([`DecodingSettings`]): How to draw.
-        batch_size (`int`, *optional*, defaults to `512`): Requests handed over before their responses are saved.
-        options (`dict`, *optional*): Passed to `vllm.LLM`, such as `tensor_parallel_size` or `max_model_len`.
-    """
+    """vLLM in this process; `options` go to `vllm.LLM`, such as `tensor_parallel_size`."""
 
     independent = True
 
@@ -237,20 +197,7 @@ class VLLMSampler:
 
 
 class ServerSampler:
-    """
-    Any OpenAI-compatible server.
-
-    Args:
-        model (`str`): Name that the server serves it under.
-        settings ([`DecodingSettings`]): How to draw.
-        url (`str`): Base address, such as `http://host:8000/v1`. A key comes from the environment (`OPENAI_API_KEY`).
-        batch_size (`int`, *optional*, defaults to `64`): Requests at a time.
-        timeout (`float`, *optional*, defaults to `3600.0`): Seconds that one response may take.
-
-    Raises:
-        `ConnectionError`: the server is not there.
-        `ValueError`: it serves another model.
-    """
+    """An OpenAI-compatible server at a base address such as `http://host:8000/v1`; the key is in OPENAI_API_KEY."""
 
     independent = True
 
@@ -260,8 +207,8 @@ class ServerSampler:
         except ImportError:
             raise ImportError("`--sampler server` needs the openai package: install crop-trl[openai].") from None
         self.model, self.settings, self.batch_size, self.url = model, settings, batch_size, url
-        key = os.environ.get("OPENAI_API_KEY") or "none"
-        self.client = openai.OpenAI(base_url=url, api_key=key, timeout=timeout, max_retries=5)
+        self.key = os.environ.get("OPENAI_API_KEY") or "none"
+        self.client = openai.OpenAI(base_url=url, api_key=self.key, timeout=timeout, max_retries=5)
         try:
             served = [entry.id for entry in self.client.with_options(timeout=30, max_retries=1).models.list()]
         except openai.APIConnectionError:
@@ -328,9 +275,8 @@ class ServerSampler:
     def _ask(self, prompt: str, seed: int) -> Response:
         import openai
 
-        extra = {} if self.settings.thinking is None else {
-            "chat_template_kwargs": {"enable_thinking": self.settings.thinking}
-        }  # fmt: skip
+        thinking = self.settings.thinking
+        extra = None if thinking is None else {"chat_template_kwargs": {"enable_thinking": thinking}}
         try:
             answer = self.client.chat.completions.create(
                 model=self.model,
@@ -339,12 +285,12 @@ class ServerSampler:
                 top_p=self.settings.top_p,
                 max_tokens=self.settings.max_tokens,
                 seed=seed,
-                extra_body=extra or None,
+                extra_body=extra,
             )
         except openai.APIStatusError as error:
             raise RuntimeError(
-                f"`--server_url` {self.url!r} answered HTTP {error.status_code} ({str(error)[:200]}); what is done is "
-                "saved, run the same command again once this is mended."
+                f"`--server_url` {self.url!r} answered HTTP {error.status_code} ({self._said(error)}); what is done "
+                "is saved, run the same command again once this is mended."
             ) from None
         except openai.APIConnectionError:
             raise ConnectionError(
@@ -358,10 +304,13 @@ class ServerSampler:
             # Some proxies send their errors with HTTP 200.
             raise self._unusable(getattr(answer, "error", None) or error) from None
 
+    def _said(self, reason: Any) -> str:
+        return str(reason).replace(self.key, "<hidden>")[:200]  # some servers repeat the key that they refuse
+
     def _unusable(self, reason: Any) -> RuntimeError:
         return RuntimeError(
             f"`--server_url` {self.url!r} answered with something that is no chat completion ({type(reason).__name__}: "
-            f"{str(reason)[:200]}); check the address, and run the same command again: what is done is saved."
+            f"{self._said(reason)}); check the address, and run the same command again: what is done is saved."
         )
 
 

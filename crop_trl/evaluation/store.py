@@ -63,9 +63,6 @@ class Store:
         """
         Add generations; they are on disk when this returns. Only the first call binds the folder to the settings: a run
         that fails before its first response leaves it free.
-
-        Raises:
-            `OSError`: they could not be written (a full disk); the message names the folder.
         """
         try:
             if self._file is None:

@@ -24,15 +24,7 @@ def _one_line(template: str) -> str:
 
 
 def run_markdown(results: Mapping[str, Any]) -> str:
-    """
-    The results of one run.
-
-    Args:
-        results (mapping): See [`run.evaluate`].
-
-    Returns:
-        `str`: Markdown.
-    """
+    """The results of one run."""
     decoding = results["decoding"]
     thinking = {True: "thinking on", False: "thinking off", None: "the template's thinking mode"}[decoding["thinking"]]
     lines = [
@@ -43,23 +35,16 @@ def run_markdown(results: Mapping[str, Any]) -> str:
         f"`{_one_line(results['prompt_template'])}`. In brackets: 95 % intervals over problems.",
         "",
     ]
+    extra = sorted({int(k) for row in results["benchmarks"].values() for k in row["pass_at"]})
+    header = ["Benchmark", "Problems", "Seeds", "Mean (%)", "Pass (%)", *(f"Pass@{k}, unbiased (%)" for k in extra)]
     rows = []
     for name, row in results["benchmarks"].items():
         k, seeds = row["samples"], row["seeds"]
-        rows.append(
-            [
-                name,
-                str(row["problems"]),
-                f"{seeds[0]}-{seeds[-1]}" if k > 1 else str(seeds[0]),
-                f"@{k}: {percent(row['mean'])} ({_interval(row['mean_interval'])})",
-                f"@{k}: {percent(row['pass'])} ({_interval(row['pass_interval'])})",
-            ]
-        )
-    header = ["Benchmark", "Problems", "Seeds", "Mean (%)", "Pass (%)"]
-    extra = sorted({int(k) for row in results["benchmarks"].values() for k in row["pass_at"]})
-    for cells, row in zip(rows, results["benchmarks"].values()):
-        cells += [percent(row["pass_at"].get(str(k))) for k in extra]
-    lines.append(markdown_table(header + [f"Pass@{k}, unbiased (%)" for k in extra], rows, right=True))
+        drawn_with = f"{seeds[0]}-{seeds[-1]}" if k > 1 else seeds[0]
+        shares = (f"@{k}: {percent(row[x])} ({_interval(row[f'{x}_interval'])})" for x in ("mean", "pass"))
+        further = (percent(row["pass_at"].get(str(k))) for k in extra)
+        rows.append([name, row["problems"], drawn_with, *shares, *further])
+    lines.append(markdown_table(header, rows, right=True))
     lines.append(
         f"Avg. {percent(results['average'])} ({_interval(results['average_interval'])}): the mean of the unrounded "
         f"Means of {', '.join(results['averaged'])}.\n"
@@ -75,15 +60,7 @@ def run_markdown(results: Mapping[str, Any]) -> str:
 
 
 def diagnostics_table(runs: Mapping[str, Mapping[str, Any]]) -> str:
-    """
-    Lengths, format failures and truncation (table "Available generation diagnostics").
-
-    Args:
-        runs (mapping): Name to results.
-
-    Returns:
-        `str`: Markdown.
-    """
+    """Lengths, format failures and truncation (table "Available generation diagnostics")."""
     names = list(dict.fromkeys(name for results in runs.values() for name in results["benchmarks"]))
     header = ["Method", "Budget", "Train Trunc."]
     for name in names:
@@ -106,29 +83,15 @@ def diagnostics_table(runs: Mapping[str, Mapping[str, Any]]) -> str:
     return markdown_table(header, rows, right=True)
 
 
-def _bold_maxima(columns: list[list[float | None]], texts: list[list[str]]) -> None:
-    """Mark the largest value of each column, ties included, as the paper does."""
-    for column, values in enumerate(columns):
-        known = [round(100 * value, 2) for value in values if value is not None]
-        for row, value in enumerate(values):
-            if value is not None and len(known) > 1 and round(100 * value, 2) == max(known):
-                texts[row][column] = f"**{texts[row][column]}**"
+def _bold_maxima(values: list[list[float]]) -> list[list[str]]:
+    """Shares as text, the largest of each column marked, ties included, as the paper does."""
+    texts = [[percent(value) for value in row] for row in values]
+    best = [percent(max(column)) for column in zip(*values)]
+    return [[f"**{text}**" if text == top else text for text, top in zip(row, best)] for row in texts]
 
 
 def comparison(runs: Mapping[str, Mapping[str, Any]], reference: str | None = None) -> dict[str, Any]:
-    """
-    Several runs beside each other, with paired tests against one of them.
-
-    Args:
-        runs (mapping): Name to results.
-        reference (`str`, *optional*): The run that is subtracted; by default the first.
-
-    Returns:
-        `dict`: `benchmarks` (shared by all runs, those of Avg. only), `runs` (name to Avg. and differences).
-
-    Raises:
-        `ValueError`: an unknown reference, or no benchmark that all runs have with the same number of samples.
-    """
+    """Several runs beside each other, on the benchmarks that all have, with paired tests against one of them."""
     names = list(runs)
     if len(names) < 2:
         raise ValueError(f"`--compare` has one run, {names[0]!r}; give at least two, as in NAME=DIR NAME=DIR.")
@@ -149,9 +112,7 @@ def comparison(runs: Mapping[str, Mapping[str, Any]], reference: str | None = No
 
     out: dict[str, Any] = {"reference": reference, "benchmarks": shared, "runs": {}}
     for name, results in runs.items():
-        entry: dict[str, Any] = {
-            "average": float(np.mean([results["benchmarks"][benchmark]["mean"] for benchmark in shared]))
-        }
+        entry: dict[str, Any] = {"average": float(np.mean([results["benchmarks"][b]["mean"] for b in shared]))}
         if name != reference:
             own, other = ({b: r["benchmarks"][b]["verdicts"] for b in shared} for r in (results, runs[reference]))
             entry["difference"] = vars(compare(own, other))
@@ -161,16 +122,7 @@ def comparison(runs: Mapping[str, Mapping[str, Any]], reference: str | None = No
 
 
 def comparison_markdown(runs: Mapping[str, Mapping[str, Any]], reference: str | None = None) -> str:
-    """
-    The paper's main table, its differences, and its diagnostics for several runs.
-
-    Args:
-        runs (mapping): Name to results.
-        reference (`str`, *optional*): See [`comparison`].
-
-    Returns:
-        `str`: Markdown.
-    """
+    """The paper's main table, its differences, and its diagnostics for several runs."""
     compared = comparison(runs, reference)
     shared, reference = compared["benchmarks"], compared["reference"]
     header = ["Method", "Avg."]
@@ -181,8 +133,7 @@ def comparison_markdown(runs: Mapping[str, Mapping[str, Any]], reference: str | 
         [compared["runs"][run]["average"], *(results["benchmarks"][b][key] for b in shared for key in ("mean", "pass"))]
         for run, results in runs.items()
     ]
-    texts = [[percent(value) for value in row] for row in values]
-    _bold_maxima([list(column) for column in zip(*values)], texts)
+    texts = _bold_maxima(values)
     lines = [
         "## Results (%)",
         "",

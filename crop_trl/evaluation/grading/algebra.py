@@ -158,16 +158,7 @@ def same_equation(left, right) -> bool:
 
 
 def scalars(gold: str, prediction: str) -> bool:
-    """
-    Whether two normalised expressions or equations are equal.
-
-    Args:
-        gold (`str`): The right one.
-        prediction (`str`): The one to judge.
-
-    Returns:
-        `bool`: `False` also for what cannot be parsed.
-    """
+    """Whether two normalised expressions or equations are equal; what cannot be parsed is not."""
     if not _well_formed(gold) or not _well_formed(prediction):
         return False
     if _PRIMED.findall(gold) != _PRIMED.findall(prediction):

@@ -54,12 +54,7 @@ FUNCTION_WORDS = ("arcsin", "arccos", "arctan", "sin", "cos", "tan", "cot", "sec
 
 
 def braced(text: str, start: int) -> int | None:
-    """
-    Where the group opened by the brace at `start` ends.
-
-    Returns:
-        `int` or `None`: Index of the matching `}`; `None` when it never comes. Escaped braces do not count.
-    """
+    """Where the group opened by the brace at `start` ends, or `None`; escaped braces do not count."""
     depth, index = 0, start
     while index < len(text):
         char = text[index]
@@ -210,16 +205,8 @@ def strip_group(text: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def normalize(text: str) -> str:
-    """
-    Bring an answer to one spelling without changing what it says.
-
-    Args:
-        text (`str`): What stood in the box, or a gold answer.
-
-    Returns:
-        `str`: Without math delimiters, spacing and sizing commands; with one command per symbol, arguments in braces,
-            all text commands as `\\text{}`, and no closing punctuation.
-    """
+    """Bring an answer to one spelling without changing what it says: no delimiters, spacing or fonts, one command per
+    symbol, arguments in braces, words as `\\text{}`."""
     powers = "[" + "".join(SUPERSCRIPTS) + "]+"
     text = re.sub(powers, lambda m: "^{" + "".join(map(SUPERSCRIPTS.get, m.group())) + "}", text)
     for char, fraction in VULGAR.items():

@@ -111,17 +111,8 @@ class Budget:
 
 
 class GradingPool:
-    """
-    A few worker processes, started when first needed and kept.
-
-    Args:
-        size (`int`, *optional*):
-            Most workers at once; by default this process's share of the cores, at most 8.
-        cpu_seconds (`float`, *optional*, defaults to `3.0`):
-            Processor time that one comparison may take; one that takes longer finds no equality.
-        wall_seconds (`float`, *optional*, defaults to `20.0`):
-            Time after which a worker is killed, whatever it does.
-    """
+    """A few worker processes, started when first needed and kept; by default one for each core of this process, at most
+    8. A comparison may take `cpu_seconds` of processor time; after `wall_seconds` a worker is killed."""
 
     def __init__(self, size: int | None = None, cpu_seconds: float = 3.0, wall_seconds: float = 20.0):
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -135,13 +126,8 @@ class GradingPool:
         self.everyone: set[Worker] = set()
 
     def same(self, gold: str, prediction: str, budget: Budget | None = None) -> bool:
-        """
-        Whether two normalised answers are the same; `False` when the processor time for that runs out.
-
-        Raises:
-            [`GradingFailed`]: there is no verdict, also after another try in a fresh process.
-            `ImportError`: math-verify is not installed.
-        """
+        """Whether two normalised answers are the same; `False` when the processor time for that runs out. Raises
+        [`GradingFailed`] without a verdict, also from a second process, and `ImportError` without math-verify."""
         request = {"gold": gold, "prediction": prediction, "cpu_seconds": self.cpu_seconds}
         failure = WorkerFailed()
         for _ in range(2):

@@ -68,12 +68,7 @@ def _lookup(word: str) -> tuple[str, Fraction] | None:
 
 
 def parse_unit(text: str) -> Unit | None:
-    """
-    Read a unit such as `cm^2`, `square inches`, `miles per hour` or `apples`.
-
-    Returns:
-        [`Unit`] or `None`: `None` for words that are no unit ("or more", "approximately").
-    """
+    """Read a unit such as `cm^2`, `square inches` or `apples`; `None` for words that are none ("or more")."""
     if len(text) > MAX_UNIT_LENGTH:
         return None
     text = re.sub(r"\\text ?\{([^{}]*)\}", r" \1 ", text).lower().replace("\\$", "$")
@@ -156,12 +151,7 @@ def _sum_of_units(text: str) -> Quantity | None:
 
 
 def split_quantity(text: str) -> Quantity | None:
-    """
-    Take a unit off a normalised answer.
-
-    Returns:
-        [`Quantity`] or `None`: `None` when the text carries no unit.
-    """
+    """Take a unit off a normalised answer; `None` when it carries none."""
     if text[:1].isdigit() and (parts := _sum_of_units(text)):
         return parts
     match = re.match(r"(?P<sign>[+-]? ?)(?:\\\$|USD|\\text ?\{ ?(?:USD|\\\$) ?\}) ?(?P<value>.+)\Z", text, re.DOTALL)

@@ -50,56 +50,52 @@ def _boxes(text: str) -> list[tuple[int, int, str]] | None:
     return found
 
 
-def extract_boxed(text: str) -> str | None:
+def _answers(text: str) -> list[str]:
     """
-    The final answer of a response.
-
-    Args:
-        text (`str`): A response, thinking part included.
-
-    Returns:
-        `str` or `None`: What stands in the last `\\boxed{}` after the thinking part, without boxes inside it. `None`
-            when there is no box, when the last one is empty or not closed, or when the thinking part is not closed.
+    The final answer, in the boxes that give it: the last one after the thinking part, and those before it with no word
+    between that would take them back (`\\boxed{1} and \\boxed{2}`). None where that box is empty or not closed.
     """
-    if not isinstance(text, str) or (text := after_thinking(text)) is None:
-        return None
-    boxes = _boxes(text)
-    if not boxes:
-        return None
-    content = boxes[-1][2].strip()
+    text = after_thinking(text) if isinstance(text, str) else None
+    boxes = (_boxes(text) if text is not None else None) or []
+    found = [_bare(boxes[-1][2])] if boxes else []
+    if not found or not found[0]:
+        return []
+    for before, box in zip(boxes[-2::-1], boxes[:0:-1]):
+        if not _JOINT.match(text[before[1] : box[0]]):
+            break
+        found.insert(0, _bare(before[2]))
+    return found
+
+
+def _bare(content: str) -> str:
+    """The content of a box without boxes round the whole of it."""
+    content = content.strip()
     if len(content) > MAX_ANSWER_LENGTH:
         return content
     for _ in range(MAX_LAYERS):
         if not content.startswith(BOX) or braced(content, len(BOX) - 1) != len(content) - 1:
             break
         content = content[len(BOX) : -1].strip()
-    return content or None
+    return content
 
 
-def _several_answers(text: str) -> bool:
-    """Whether the last box stands beside a different one with no word between that would take it back."""
-    text = after_thinking(text)
-    boxes = (_boxes(text) if text is not None else None) or []
-    if len(boxes) < 2:
-        return False
-    (_, end, before), (start, _, last) = boxes[-2:]
-    if not _JOINT.match(text[end:start]):
-        return False
+def extract_boxed(text: str) -> str | None:
+    """What stands in the last `\\boxed{}` of a response after its thinking part; `None` when there is no whole box."""
+    answers = _answers(text)
+    return answers[-1] if answers else None
+
+
+def _final_answer(text: str) -> str | None:
+    """The same, but neighbouring boxes that differ are one list."""
+    answers = _answers(text)
+    if len(answers) < 2:
+        return answers[0] if answers else None
+    before, last = answers[-2:]
     if max(len(before), len(last)) > MAX_ANSWER_LENGTH:
-        return before.strip() != last.strip()
-    return squeeze(normalize(before)) != squeeze(normalize(last))
-
-
-def _joint_answer(text: str) -> str:
-    """Neighbouring boxes as one list: `\\boxed{1} and \\boxed{2}` answers 1 and 2."""
-    text = after_thinking(text)
-    boxes = _boxes(text)
-    parts = [boxes[-1][2]]
-    for before, box in zip(boxes[-2::-1], boxes[:0:-1]):
-        if not _JOINT.match(text[before[1] : box[0]]):
-            break
-        parts.insert(0, before[2])
-    return ",".join(parts)
+        one = before == last
+    else:
+        one = squeeze(normalize(before)) == squeeze(normalize(last))
+    return last if one else ",".join(answers)
 
 
 def _gold_text(gold: Any) -> str | None:
@@ -195,12 +191,8 @@ def grade(prediction: Any, gold: Any) -> bool:
 def _grade(prediction: Any, gold: Any, budget: Budget | None = None) -> bool:
     try:
         gold = _gold_text(gold)
-        answer = extract_boxed(prediction)
-        if answer is None or gold is None:
-            return False
-        if _several_answers(prediction):
-            answer = _joint_answer(prediction)
-        return compare_answers(answer, gold, budget)
+        answer = _final_answer(prediction)
+        return answer is not None and gold is not None and compare_answers(answer, gold, budget)
     except GradingFailed:
         raise
     except Exception as error:  # a fault of the grader must not cost a training run
