@@ -25,7 +25,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         "--min_similarity",
         type=float,
         default=0.3,
-        help="least similarity of a candidate; the ten strongest of a benchmark are listed in any case",
+        help="least similarity of a candidate; half of it for what stands out within its problem, none for the ten "
+        "strongest problems of a benchmark",
     )
     parser.add_argument("--per_problem", type=int, default=5, help="most candidate texts for one benchmark problem")
     return parser.parse_args(argv)
