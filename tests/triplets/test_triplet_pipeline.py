@@ -99,9 +99,8 @@ def test_it_stops_when_no_answer_is_of_use(start_server, problems, tmp_path, pla
     source = problems(*(f"[plan:{plan}] {n} and 1" for n in range(60)))
     url = start_server()
     result = generate(url, source, tmp_path / "out", concurrency=4)
-    assert f"The last 20 answers of the {kind} were unusable" in str(result.error) and "ledger.jsonl" in str(
-        result.error
-    )
+    error = str(result.error)
+    assert f"The last 20 answers of the {kind} were unusable" in error and "ledger.jsonl" in error
     assert result.requests <= (20 + 3) * (2 if kind == "critic" else 1)
     # They are final: a rerun pays for new ones, and stops again when these are no better.
     again = generate(url, source, tmp_path / "out", concurrency=4)
@@ -155,21 +154,24 @@ def test_concurrency_is_used_and_kept(start_server, problems, tmp_path, options)
     assert 40 <= counts["arrived"] <= (40 + 16 if options else 40)
 
 
-def test_after_an_interrupt_nothing_is_sent(start_server, problems, tmp_path, monkeypatch):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_after_an_interrupt_nothing_is_sent(start_server, problems, tmp_path, monkeypatch, number):
     url = start_server("--hold", "1000")
+    before = signal.signal(number, lambda *_: None)  # a run that does not handle it must not end the tests
     noted = threading.Event()
     monkeypatch.setattr("crop_trl.triplets.pipeline.say", lambda text: noted.set())
 
     def interrupt():
         while stats(url)["in_flight"] < 8:
             time.sleep(0.02)
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
         noted.wait()
         stats(url, "release")
 
     threading.Thread(target=interrupt, daemon=True).start()
     source = problems(*(f"[plan:good] {n} and 1" for n in range(40)))
     result = generate(url, source, tmp_path / "out", concurrency=8, timeout=60)
+    signal.signal(number, before)
     assert (result.stopped, result.requests, stats(url)["arrived"]) == ("interrupted", 8, 8)
 
 
@@ -181,8 +183,7 @@ def test_a_dead_server_is_given_up(start_server, problems, tmp_path):
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_interrupt_finishes_what_is_in_flight(start_server, problems, program, tmp_path, number):
+def test_an_interrupt_finishes_what_is_in_flight(start_server, problems, program, tmp_path):
     log, output = tmp_path / "log", tmp_path / "out"
     url = start_server("--log", str(log), "--latency", "0.3")
     source = problems(*(f"[plan:good] {n} and 5" for n in range(200)))
@@ -190,7 +191,7 @@ def test_an_interrupt_finishes_what_is_in_flight(start_server, problems, program
     while sum(1 for _ in read_entries(output / "ledger.jsonl")) < 20:
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
-    process.send_signal(number)
+    process.send_signal(signal.SIGINT)
     printed, errors = process.communicate(timeout=20)
     assert process.returncode == 3, errors
     assert "waiting for the requests in flight" in errors and "run again to go on" in errors
