@@ -110,13 +110,16 @@ class Server:
         patience = urllib3.Timeout(connect=min(_GLANCE, timeout), read=timeout)
         options = {"timeout": patience, "retries": False, "preload_content": False}
         deadline = time.monotonic() + timeout
+        failure = None
         try:
             answer = self._http.request(method, self._base + path, body=data, headers=self._headers, **options)
             content = _read(answer, deadline)
         except urllib3.exceptions.ReadTimeoutError:
-            raise Transient(f"no whole answer within {timeout:g} s") from None
+            failure = Transient(f"no whole answer within {timeout:g} s")
         except urllib3.exceptions.HTTPError as error:
-            raise Transient(self._redact.message(_reason(error))) from None
+            failure = Transient(self._redact.message(_reason(error)))
+        if failure is not None:
+            raise failure  # out here, where what the server sent does not go along: it may repeat the key
         status = answer.status
         if status == 200:
             return parse_json(content)

@@ -22,6 +22,7 @@ SCRIPT = {
     "mode": "ok",
     "count": 0,
     "poison": None,  # first token of the sequences that can never be scored
+    "raw": "",  # sent as it is
     "hold": False,
     "words": None,
     "retry_after": 0.2,
@@ -116,6 +117,11 @@ class Handler(BaseHTTPRequestHandler):
             return self.refuse(400, f"Requested prompt logprobs of {k}, which is greater than max allowed: 20")
         if mode == "hang":
             time.sleep(60)
+        if mode == "raw":
+            key = self.headers.get("Authorization", "")
+            self.wfile.write(state["raw"].replace("{key}", key).encode())
+            self.close_connection = True
+            return None
         if mode in ("500", "503"):
             return self.refuse(int(mode), "the engine stumbled")
         if mode == "429":

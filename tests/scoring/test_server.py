@@ -13,6 +13,7 @@ import torch
 import urllib3
 from tiny import SPECIAL, WORDS, make_trainer, metric
 
+from crop_trl.retries import Transient
 from crop_trl.scoring import Scorer, server
 from crop_trl.scoring.server import ServerScorer, TeacherServerError
 
@@ -22,6 +23,12 @@ PROGRAM = Path(__file__).with_name("scripted_teacher.py")
 PROMPTS = [[1, 2, 3], [4], [5, 6], [7, 8, 9, 10]]
 COMPLETIONS = [[11, 12], [13, 14, 15, 16, 17], [], [3]]
 K = 5
+NO_HTTP = [
+    "HTTP/1.1 abc you sent {key}\r\n\r\n",
+    "\x16\x03 {key}\r\n\r\n",
+    "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 7\r\n\r\n{}",
+    "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{key}\r\n{}",
+]
 
 
 class Teacher:
@@ -131,12 +138,13 @@ def test_work_is_spread_over_servers(teachers):
 
 def test_what_may_pass_is_asked_again(teacher, monkeypatch):
     monkeypatch.setattr(server, "_NEWS_AFTER", 60.0)  # what is over soon is no news
-    for mode in ("500", "503", "429", "cut", "page", "empty"):
+    states = [{"mode": mode} for mode in ("500", "503", "429", "cut", "page", "empty")]
+    for state in states + [{"mode": "raw", "raw": raw} for raw in NO_HTTP]:
         said = []
         scorer = ServerScorer([teacher.url], top_k=K, report=said.append)
-        teacher.script(reset=True, mode=mode, count=2)
+        teacher.script(reset=True, count=2, **state)
         assert_right(scorer.score(PROMPTS, COMPLETIONS))
-        assert (scorer.stats.retries, teacher.script(), said) == (2, 5, []), mode
+        assert (scorer.stats.retries, teacher.script(), said) == (2, 5, []), state
 
 
 def test_what_will_not_pass_ends_the_run_at_once(teacher, monkeypatch):
@@ -162,6 +170,17 @@ def test_what_will_not_pass_ends_the_run_at_once(teacher, monkeypatch):
         if teacher.script() != 1:
             wrong.append(f"{mode}: asked {teacher.script()} times")
     assert not wrong, "\n".join(wrong)
+
+
+def test_no_error_holds_the_key(teacher, monkeypatch):
+    """Not even in what hangs on it, when the server repeats what it was sent."""
+    monkeypatch.setenv("TEACHER_API_KEY", "sk-secret-of-the-test")
+    scorer = ServerScorer([teacher.url], top_k=K)
+    for raw in NO_HTTP:
+        teacher.script(reset=True, count=1, mode="raw", raw=raw)
+        with pytest.raises(Transient) as failed:
+            scorer.servers[0].request("/v1/completions", {"prompt": [1], "prompt_logprobs": K})
+        assert failed.value.__context__ is None and "secret" not in repr(failed.value)
 
 
 def test_what_cannot_be_read_is_waited_for_no_longer_than_set(teacher):
@@ -381,4 +400,4 @@ def test_trains_with_a_teacher_on_a_server(teacher, tmp_path):
     trainer = make_trainer(tmp_path, max_steps=2, **settings)
     trainer.train()
     assert metric(trainer, "scoring/sequences") == [24.0, 24.0] and metric(trainer, "scoring/retries") == [0.0, 0.0]
-    assert_right(trainer.scorers["teacher"].score(*trainer._rollout_ids), *trainer._rollout_ids)
+    assert_right(trainer.scorers["teacher"].score(PROMPTS, COMPLETIONS))
