@@ -49,7 +49,7 @@ METRICS = {
 
 
 class Watched(CROPTrainer):
-    """Keeps which tokens the first step selected, on all processes."""
+    """Remembers which tokens the first step kept, on all processes."""
 
     first_mask = None
 

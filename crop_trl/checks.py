@@ -23,9 +23,9 @@ from .text import masked
 FIXED = {
     "beta": (0.0, "there is no KL term to a reference model beside the teacher"),
     "sync_ref_model": (False, "there is no reference model to synchronise"),
-    "loss_type": ("dapo", "the loss is a mean over the selected tokens of the global batch"),
+    "loss_type": ("dapo", "the loss is a mean over the kept tokens of the global batch"),
     "importance_sampling_level": ("token", "selection works on tokens"),
-    "top_entropy_quantile": (1.0, "which tokens are trained is the method's choice"),
+    "top_entropy_quantile": (1.0, "which tokens are kept is the method's choice"),
     "entropy_coef": (0.0, "dropped tokens have no entropy in the sparse update"),
     "use_adaptive_entropy": (False, "dropped tokens have no entropy in the sparse update"),
     "off_policy_mask_threshold": (None, "it would drop whole responses behind the budget's back"),

@@ -38,11 +38,11 @@ class CROPConfig(GRPOConfig):
 
     Args:
         method (`str`, *optional*, defaults to `"crop"`):
-            Which tokens of a response are trained: a name in [`~crop_trl.methods.METHODS`].
+            Which tokens of a response are kept: a name in [`~crop_trl.methods.METHODS`].
         retention_ratio (`float`, *optional*, defaults to `0.2`):
-            Nominal share of each response that is trained, in (0, 1].
+            Nominal share of each response that is kept, in (0, 1].
         min_tokens (`int`, *optional*, defaults to `1`):
-            Fewest tokens trained in a response.
+            Fewest tokens kept in a response.
         score_top_k (`int`, *optional*, defaults to `16`):
             Vocabulary entries the scorers return at each position (K of the paper). Not to be confused with `top_k`,
             which restricts sampling.
@@ -116,11 +116,11 @@ class CROPConfig(GRPOConfig):
     )
 
     # What CROP adds.
-    method: str = field(default="crop", metadata={"help": "Which tokens of a response are trained."})
+    method: str = field(default="crop", metadata={"help": "Which tokens of a response are kept."})
     retention_ratio: float = field(
-        default=0.2, metadata={"help": "Nominal share of each response that is trained, in (0, 1]."}
+        default=0.2, metadata={"help": "Nominal share of each response that is kept, in (0, 1]."}
     )
-    min_tokens: int = field(default=1, metadata={"help": "Fewest tokens trained in a response."})
+    min_tokens: int = field(default=1, metadata={"help": "Fewest tokens kept in a response."})
     score_top_k: int = field(
         default=16, metadata={"help": "Vocabulary entries the scorers return at each position (K of the paper)."}
     )

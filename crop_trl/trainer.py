@@ -1,7 +1,7 @@
 """Selective on-policy distillation on TRL's GRPO trainer.
 
 What GRPO does is left to it: sampling, rewards and their advantages, logging, checkpoints. This file adds three stages
-to a step and knows no method by name: score the sampled responses (`scoring/signals.py`), decide what is trained
+to a step and knows no method by name: score the sampled responses (`scoring/signals.py`), decide what is kept
 (`methods/table.py`), and update on the kept tokens (`training/loss.py`).
 
 Departures from GRPOTrainer: rollouts are laid out in one piece and re-cut by length before the update; only kept
@@ -64,7 +64,7 @@ _EVALUATION_METHOD = "opd"
 class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
     """
     Trainer for selective on-policy distillation: the student samples, a teacher scores its tokens, and only those that
-    the method selects are trained.
+    the method keeps enter the loss.
 
     Args:
         model (`str` or [`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):

@@ -39,8 +39,8 @@ def main() -> None:
             print(f"Training triplets: {report}.")
 
         # The student samples, the teacher (`teacher_model_name_or_path` or servers, in `args`) scores every token after
-        # each of the three prompts, and the tokens that `method` keeps are trained. A reward is not needed; one with
-        # weight 0 is watched only.
+        # each of the three prompts, and only tokens that `method` keeps enter the loss. A reward is not needed; one
+        # with weight 0 is watched only.
         trainer = CROPTrainer(
             model=model.model_name_or_path,
             reward_funcs=[accuracy_reward] if script.reward == "accuracy" else [],

@@ -62,6 +62,17 @@ def test_kept_outputs_read_well(name):
     assert all('"google.colab" in sys.modules' in cell.source for cell in cells if "pip install" in cell.source)
 
 
+def test_the_project_lies_with_one_owner():
+    pages = {name: code_cells(read(name))[0].source for name in NAMES}
+    said = {name: re.findall(r'^OWNER = "([\w-]+)"$', source, re.MULTILINE) for name, source in pages.items()}
+    said |= {
+        name: re.findall(r"github\.com/([\w-]+)/crop_trl", (ROOT / name).read_text())
+        for name in ("setup.cfg", "README.md")
+    }
+    assert all("github.com/{OWNER}/crop_trl" in source for source in pages.values())
+    assert set(map(tuple, said.values())) == {tuple(said["setup.cfg"])}, said
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_outside_of_the_project_it_says_so(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

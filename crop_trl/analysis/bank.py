@@ -25,7 +25,7 @@ class RolloutBank:
 
     Args:
         completion_ids (`torch.LongTensor` of shape `[B, T]`): Responses, right-padded with zeros.
-        loss_mask (`torch.BoolTensor` of shape `[B, T]`): Response tokens that may be trained.
+        loss_mask (`torch.BoolTensor` of shape `[B, T]`): Response tokens that may be kept.
         signals ([`~crop_trl.methods.Signals`]): By name, `[B, T, K]`.
         prompts (`list[str]`): Text of the original prompts, for reading.
         step (`int`): Global step at which they were sampled; methods that draw depend on it.

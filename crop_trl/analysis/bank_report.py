@@ -49,7 +49,7 @@ def bank_report(bank: RolloutBank, settings, threshold: float, tokenizer=None) -
         f"{len(bank.prompts)} responses, {tokens} tokens, {large} with a student-teacher gap above {threshold:g} nats; "
         f"retention ratio {settings.retention_ratio}.\n\n"
         f"{markdown_table(columns, rows, right=True, padded=True)}\n"
-        "kept: share of all tokens that is trained. gaps caught: of the tokens that the student finds likelier than "
+        "kept: share of all tokens that is kept. gaps caught: of the tokens that the student finds likelier than "
         f"the teacher by more than {threshold:g} nats, the share that the method keeps; a blind choice catches about "
         f"as much as it keeps. digits, operators: their share of the kept tokens{everything}. score: what ranks "
         "tokens, on a scale of each method's own.\n\n"

@@ -1,4 +1,4 @@
-"""Accuracy over the share of tokens that is trained, against methods that train all of them.
+"""Accuracy over the share of tokens that is kept, against methods that keep all of them.
 
 The two panels of the paper's figure on budget sensitivity: a curve a method with dense references, and what a method
 gains at each budget over the best other selector of that budget and over pure distillation.
@@ -31,7 +31,7 @@ class StudentAccuracy:
     """What one student came to; of method `base`: before training."""
 
     method: str
-    retention_ratio: float | None  # None for a method that trains every token
+    retention_ratio: float | None  # None for a method that keeps every token
     accuracy: float  # in [0, 1]
     seed: int | None = None  # of the training
 

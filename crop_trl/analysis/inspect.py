@@ -42,7 +42,7 @@ def inspect_response(trainer, row: Mapping[str, Any]) -> ResponseHeatmap:
 def _note(table: TokenTable, response: int, method: str) -> str:
     here = table.span(response)
     step = "" if table.steps is None else f", after step {table.steps[response]}"
-    return f"Framed: the {table.kept[method][here].mean():.0%} of this response that method {method!r} trains{step}."
+    return f"Framed: the {table.kept[method][here].mean():.0%} of this response that method {method!r} keeps{step}."
 
 
 def strongest_responses(table: TokenTable, method: str, count: int = 1) -> list[int]:
@@ -97,7 +97,7 @@ def table_heatmap(
         is_margin = MARGIN in rows and np.allclose(score, rows[MARGIN], rtol=2e-3, atol=5e-4)
         rows[MARGIN if is_margin else f"Score: what {method} ranks tokens by"] = score
     if not rows:
-        raise ValueError(f"Method {method!r} trains every token and measures nothing; there is no heat map of it.")
+        raise ValueError(f"Method {method!r} keeps every token and measures nothing; there is no heat map of it.")
     texts = [table.texts[kind][response] if kind in table.texts else None for kind in PROMPT_COLUMNS]
     return ResponseHeatmap(
         token_pieces(tokenizer, table.token_ids[here].tolist()),

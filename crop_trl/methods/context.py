@@ -103,7 +103,7 @@ class SelectionSettings:
     What a user can set about selection.
 
     Args:
-        retention_ratio (`float`): Nominal share of each response that is trained, in (0, 1].
+        retention_ratio (`float`): Nominal share of each response that is kept, in (0, 1].
         min_tokens (`int`): Fewest tokens kept in a response.
         seed (`int`): Seed of methods that draw.
         iw_max_weight (`float`): Largest weight of the importance-weighted method.
@@ -123,7 +123,7 @@ class SelectionContext:
     What a method's functions see beside the signals.
 
     Args:
-        loss_mask (`torch.BoolTensor` of shape `[B, T]`): Positions that may be trained.
+        loss_mask (`torch.BoolTensor` of shape `[B, T]`): Positions that may be kept.
         settings (`SelectionSettings`): The user's settings.
         step (`int`): Global optimizer step.
         rows (`torch.LongTensor` of shape `[B]`): Index of each response in the global rollout batch.

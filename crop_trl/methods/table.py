@@ -2,7 +2,7 @@
 
 A method names the signals it needs and gives up to three functions of them: a `score` ranks positions (the top share
 of each response is kept), a `weight` scales their advantages, a `teacher_target` replaces the teacher's log-probability
-of the sampled token. A method without a score trains every token. The trainer computes the named signals and nothing
+of the sampled token. A method without a score keeps every token. The trainer computes the named signals and nothing
 else, and never looks at a method's name.
 """
 
@@ -62,7 +62,7 @@ class Selection:
     What enters the loss.
 
     Args:
-        mask (`torch.BoolTensor` of shape `[B, T]`): The tokens that are trained.
+        mask (`torch.BoolTensor` of shape `[B, T]`): The tokens that are kept.
         scores (`torch.Tensor` of shape `[B, T]`, *optional*): What ranked them.
         weights (`torch.Tensor` of shape `[B, T]`, *optional*): Factors of the advantages.
         teacher_logprobs (`torch.Tensor` of shape `[B, T]`): Training target of the sampled tokens.
@@ -158,7 +158,7 @@ def select(
             At least those that the method needs, aligned on the response; a list of them where a response was scored
             after several prompts of one kind.
         loss_mask (`torch.Tensor` of shape `[B, T]`):
-            Non-zero where a token may be trained.
+            Non-zero where a token may be kept.
         settings (`SelectionSettings`):
             Budget and per-method settings.
         step (`int`, *optional*, defaults to `0`):

@@ -1,7 +1,7 @@
 """One short look at teacher, prompts and settings together, before the first step spends anything.
 
 What is seen here would not stop a run: scores that depend on what else is in a batch, or a response opened by other
-tokens after a paraphrase, are numbers like any other, and the wrong tokens are trained.
+tokens after a paraphrase, are numbers like any other, and the wrong tokens are kept.
 """
 
 import warnings

@@ -95,7 +95,7 @@ class PlainConsoleLines(PrinterCallback):
 @dataclass
 class RolloutRecord(ScoredResponses):
     """
-    One process's batch of rollouts, as it was sampled, scored and selected.
+    One process's batch of rollouts, as it was sampled and scored, with what is kept of it.
 
     Args:
         step, rows, prompt_ids, completion_ids, loss_mask, signals, tokenizer:
@@ -115,7 +115,7 @@ class RolloutCallback(TrainerCallback):
 
     def on_rollout(self, args, state, control, rollout: RolloutRecord, **kwargs):
         """
-        Event called once a batch of rollouts is scored and selected, before the update.
+        Event called once a batch of rollouts is scored and its kept tokens are known, before the update.
 
         Args:
             args ([`~crop_trl.CROPConfig`]), state, control: As for every callback.

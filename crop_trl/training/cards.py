@@ -1,4 +1,4 @@
-"""What a run trains, in words: the method's card of a run's page, and the README of the model that comes out.
+"""What a run keeps, in words: the method's card of a run's page, and the README of the model that comes out.
 
 Both are made of [`method_card`], so they cannot say different things.
 """
@@ -84,7 +84,7 @@ def teacher_name(teacher, args: CROPConfig) -> str:
 
 
 def method_card(args: CROPConfig, settings: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """What a run trains, in words by heading; `settings` are what else describes it, such as the dataset's name."""
+    """What a run keeps, in words by heading; `settings` are what else describes it, such as the dataset's name."""
     method = get_method(args.method)
 
     def what(function):
@@ -93,8 +93,8 @@ def method_card(args: CROPConfig, settings: Mapping[str, Any] | None = None) -> 
     budget = f"{args.retention_ratio:g} of each response, at least {args.min_tokens}"
     card = {
         "Method": args.method,
-        "Trained tokens": budget if method.score else "all",
-        "Ranked by": what(method.score) if method.score else "nothing: every token is trained",
+        "Kept tokens": budget if method.score else "all",
+        "Ranked by": what(method.score) if method.score else "nothing: every token is kept",
         "Weighted by": what(method.weight) if method.weight else "nothing",
         "Teacher's target": what(method.teacher_target) if method.teacher_target else "log T of the sampled token",
         "Signals": ", ".join(method.needs),

@@ -1,4 +1,4 @@
-"""What a run selected, token by token, as parquet files in its output folder.
+"""What a run kept, token by token, as parquet files in its output folder.
 
 One file holds the rollouts of one step on one process, one row a response. Numbers per token are lists: half precision,
 split into bytes and compressed, they cost a few bytes a token, and a file is whole or not there.

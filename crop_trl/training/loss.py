@@ -70,7 +70,7 @@ def sampled_opd_loss(
         base_advantages (`torch.Tensor` of shape `[B]`):
             One per response; zeros without a reward.
         loss_mask (`torch.Tensor` of shape `[B, T]`):
-            Non-zero at the tokens that are trained. Values elsewhere are ignored, NaN included.
+            Non-zero at the tokens that are kept. Values elsewhere are ignored, NaN included.
         weights (`torch.Tensor` of shape `[B, T]`, *optional*):
             Per-token weights of the advantage.
         lambda_opd, epsilon_low, epsilon_high (`float`):

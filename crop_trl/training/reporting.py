@@ -2,7 +2,7 @@
 
 The callbacks of transformers put every metric of training under `train/`, in one section of hundreds of charts. Those
 here keep the trainer's own groups (`selection/`, `scoring/`, `distillation/`, `rewards/`, ...) as sections, and add
-histograms of what is selected, responses with coloured tokens, and a card of the method. None of the three packages is
+histograms of what is kept, responses with coloured tokens, and a card of the method. None of the three packages is
 imported before a run that reports to it starts.
 
 A backend that cannot start ends the run before it has cost anything; pictures that fail later cost a warning.
@@ -60,7 +60,7 @@ def histograms(rollout: RolloutRecord) -> dict[str, np.ndarray]:
 
 @dataclass(frozen=True)
 class ExampleResponse:
-    """One response for reading: decoded tokens, which of them are trained, and the scores that ranked them."""
+    """One response for reading: decoded tokens, which of them are kept, and the scores that ranked them."""
 
     prompt: str
     pieces: list[str]
@@ -69,7 +69,7 @@ class ExampleResponse:
 
     @property
     def kept_share(self) -> float:
-        """Share of the tokens that is trained."""
+        """Share of the tokens that is kept."""
         return sum(self.kept) / max(len(self.kept), 1)
 
     def to_html(self) -> str:
@@ -93,7 +93,7 @@ class ExampleResponse:
             # The space before a word stays outside, or neighbouring frames would run into each other.
             word = text.lstrip(" ")
             parts.append(f'{" " * (len(text) - len(word))}<span style="{style}"{title}>{word or "␣"}</span>')
-        legend = "Framed: trained."
+        legend = "Framed: kept."
         if self.scores is not None:
             # Without its size, the strongest colour would look alike in a response where nothing matters.
             legend += (

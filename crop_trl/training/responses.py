@@ -25,7 +25,7 @@ class ScoredResponses:
         prompt_ids, completion_ids (B lists of token ids):
             What was sampled from, and what was sampled.
         loss_mask (`torch.BoolTensor` of shape `[B, T]`):
-            Response tokens that may be trained: neither padding nor written by a tool.
+            Response tokens that may be kept: neither padding nor written by a tool.
         signals ([`~crop_trl.methods.Signals`]):
             Scores by name, `[B, T, K]`.
         tokenizer (`PreTrainedTokenizerBase`):

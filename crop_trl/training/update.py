@@ -1,7 +1,7 @@
-"""From selected rollouts to the micro-batches of one or several optimizer steps.
+"""From scored rollouts to the micro-batches of one or several optimizer steps.
 
 A rollout batch is first dealt to optimizer steps, then each step's share is cut by length into its micro-batches. The
-loss is a mean over the selected tokens of the whole step, counted here over all processes, so it does not matter which
+loss is a mean over the kept tokens of the whole step, counted here over all processes, so it does not matter which
 micro-batch a response falls into.
 """
 
@@ -18,12 +18,12 @@ from ..scoring.layout import PackedBatch, pack, split_balanced
 @dataclass
 class Rollout:
     """
-    Sampled responses with what was selected of them.
+    Sampled responses with what is kept of them.
 
     Args:
         prompt_ids, completion_ids (B lists of token ids): What was sampled from, and what was sampled.
         base_advantages (`torch.Tensor` of shape `[B]`): One per response, from the rewards.
-        selection (`Selection`): Tokens that are trained, their weights and the teacher's log-probabilities.
+        selection (`Selection`): Tokens that are kept, their weights and the teacher's log-probabilities.
         old_logprobs (`torch.Tensor` of shape `[B, T]`, *optional*): Under the rollout-time student; `None` when that is
             the student being trained.
         engine_logprobs (`torch.Tensor` of shape `[B, T]`, *optional*): As the sampling engine reported them.
@@ -45,14 +45,14 @@ class Rollout:
 @dataclass
 class MicroBatch:
     """
-    Everything the loss needs for some responses, flat over their N selected tokens.
+    Everything the loss needs for some responses, flat over their N kept tokens.
 
     Args:
         batch (`PackedBatch`): Sequences laid out for the forward pass.
         teacher_logprobs (`torch.Tensor` of shape `[N]`): Training target.
         base_advantages (`torch.Tensor` of shape `[N]`): That of the token's response.
         old_logprobs, weights, engine_logprobs (`torch.Tensor` of shape `[N]`, *optional*): See [`Rollout`].
-        num_items (`torch.Tensor`, *optional*): Selected tokens of the optimizer step on all processes.
+        num_items (`torch.Tensor`, *optional*): Kept tokens of the optimizer step on all processes.
     """
 
     batch: PackedBatch
@@ -86,16 +86,16 @@ def make_micro_batch(
     keep = rollout.selection.mask.cpu() if keep is None else keep
     batch = pack(rollout.prompt_ids, rollout.completion_ids, rows, keep=keep, **layout).to(device)
 
-    def selected(values: torch.Tensor | None) -> torch.Tensor | None:
+    def kept(values: torch.Tensor | None) -> torch.Tensor | None:
         return None if values is None else values[batch.rows, batch.columns]
 
     return MicroBatch(
         batch=batch,
-        teacher_logprobs=selected(rollout.selection.teacher_logprobs),
+        teacher_logprobs=kept(rollout.selection.teacher_logprobs),
         base_advantages=rollout.base_advantages[batch.rows],
-        old_logprobs=selected(rollout.old_logprobs),
-        weights=selected(rollout.selection.weights),
-        engine_logprobs=selected(rollout.engine_logprobs),
+        old_logprobs=kept(rollout.old_logprobs),
+        weights=kept(rollout.selection.weights),
+        engine_logprobs=kept(rollout.engine_logprobs),
         num_items=num_items,
     )
 

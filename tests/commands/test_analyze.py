@@ -72,7 +72,7 @@ def test_the_heat_map_of_a_table(bank):
     assert heatmap.kept == bank.select("crop").mask[row, :n].tolist() and heatmap.prompt == bank.texts["original"][row]
     assert heatmap.counterfactual == bank.texts["counterfactual"][row] != heatmap.prompt
     assert list(table_heatmap(table, make_tokenizer(), method="tip").rows)[-1].startswith("Score: what tip")
-    with pytest.raises(ValueError, match="'opd' trains every token and measures nothing"):
+    with pytest.raises(ValueError, match="'opd' keeps every token and measures nothing"):
         table_heatmap(table, make_tokenizer(), method="opd")
     with pytest.raises(ValueError, match="`method` 'entropy' is not in the table, which holds crop, tip, opd"):
         table_heatmap(table, make_tokenizer(), method="entropy")

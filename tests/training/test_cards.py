@@ -54,7 +54,7 @@ def test_a_model_says_what_it_was_trained_on_and_how(run):
     assert described["library_name"] == "transformers" and not {"datasets", "base_model"} & set(described)
     intro = card.text.split("##")[0]
     assert "`student`" in intro and "`teacher`" in intro and "`triplets.jsonl`" in intro
-    assert "| Method | tip |" in text and "| Trained tokens | 0.35 of each response, at least 1 |" in text
+    assert "| Method | tip |" in text and "| Kept tokens | 0.35 of each response, at least 1 |" in text
     assert "| Steps | 2 of 2 |" in text and "| Prompts per step | 2 |" in text and "| Seed | 42 |" in text
     assert "| Rewards (weight) | none |" in text and "| Precision | fp32 |" in text and "0.01, constant" in text
     for name in ("trl", "transformers", "torch", "datasets", "tokenizers"):
@@ -98,7 +98,7 @@ def test_an_adapter_has_it_instead_of_that_of_another_library(tmp_path):
     card = ModelCard.load(tmp_path / "out" / "README.md")
     described = card.data.to_dict()
     assert described["library_name"] == "peft" and "lora" in described["tags"]
-    assert "| Weights | LORA adapter |" in card.text and "| Trained tokens | all |" in card.text
+    assert "| Weights | LORA adapter |" in card.text and "| Kept tokens | all |" in card.text
     assert "A model, trained by" in card.text and "| Teacher | Qwen3ForCausalLM |" in card.text
 
 

@@ -195,7 +195,7 @@ def test_metrics_that_name_a_group_keep_it():
 def test_every_method_has_a_card(tmp_path, method):
     card = method_card(CROPConfig(str(tmp_path), method=method, use_cpu=True, bf16=False), {"dataset": "d", "x": None})
     assert card["Method"] == method and card["Dataset"] == "d" and "X" not in card
-    assert (card["Trained tokens"] == "all") == (METHODS[method].score is None)
+    assert (card["Kept tokens"] == "all") == (METHODS[method].score is None)
     assert all(card.values())
 
 
@@ -374,7 +374,7 @@ def test_the_legend_says_how_strong_the_strongest_colour_is():
     weak = ExampleResponse("p", ["a", "b"], [True, False], [0.0021, -0.01]).to_html()
     assert "the strongest colour is 0.01," in weak
     dense = ExampleResponse("p", ["a", "b"], [True, True], None).to_html()
-    assert "Framed: trained.<" in dense and "Blue" not in dense
+    assert "Framed: kept.<" in dense and "Blue" not in dense
 
 
 def test_a_long_response_stays_small():

@@ -1,4 +1,4 @@
-"""Heat maps of one response: how each token reacts to a changed condition and to other wording, and what is trained.
+"""Heat maps of one response: how each token reacts to a changed condition and to other wording, and what is kept.
 
 Data first ([`ResponseHeatmap`]), then a picture ([`save_png`]) or a page ([`save_html`]).
 """
