@@ -30,7 +30,7 @@ STANDS_OUT = 1.5
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class ProblemText:
     """One text to compare. `field` says which of a record's texts it is."""
 
     id: str
@@ -44,8 +44,8 @@ class Pair:
     """A training text that may be a benchmark problem."""
 
     benchmark: str
-    problem: Text
-    train: Text
+    problem: ProblemText
+    train: ProblemText
     similarity: float  # in [0, 1]; 1 only for exact matches
     exact: bool  # the same after canonicalisation
     answers: str = ""  # see `relate_answers`
@@ -69,7 +69,7 @@ class Audit:
     unknown_verdicts: int = 0
 
 
-def read_train(paths: Iterable[str | Path]) -> list[Text]:
+def read_train(paths: Iterable[str | Path]) -> list[ProblemText]:
     """
     All texts of training files: rows with `problem`, or triplet records, which have up to three. A row whose id is
     taken gets its place behind the id. Raises `FileNotFoundError`, or `ValueError` for a row without any of the fields.
@@ -90,11 +90,13 @@ def read_train(paths: Iterable[str | Path]) -> list[Text]:
                 own_id = f"{own_id} ({Path(path).name}:{number})"
             known_ids.add(own_id)
             # Only the original's answer is known: a counterfactual has another one.
-            texts += [Text(own_id, row[name], None if name == PROBLEM_FIELDS[2] else answer, name) for name in names]
+            texts += [
+                ProblemText(own_id, row[name], None if name == PROBLEM_FIELDS[2] else answer, name) for name in names
+            ]
     return texts
 
 
-def read_benchmark(path: str | Path) -> list[Text]:
+def read_benchmark(path: str | Path) -> list[ProblemText]:
     """The problems of a benchmark file (`id` where it has one, `problem`, `answer`)."""
     problems = []
     for number, row in _rows(path, "--benchmark"):
@@ -102,7 +104,7 @@ def read_benchmark(path: str | Path) -> list[Text]:
             raise ValueError(f"{path}, row {number} has no `problem`; a benchmark row needs `problem` and `answer`.")
         answer = row_answer(row, f"{path}, row {number}")
         own_id = row_id(row, str(row.get("unique_id", number - 1)), f"{path}, row {number}")
-        problems.append(Text(own_id, row["problem"], answer))
+        problems.append(ProblemText(own_id, row["problem"], answer))
     return problems
 
 
@@ -143,8 +145,8 @@ def _key(tokens: Sequence[str]) -> bytes:
 
 
 def audit(
-    train: Sequence[Text],
-    benchmarks: Mapping[str, Sequence[Text]],
+    train: Sequence[ProblemText],
+    benchmarks: Mapping[str, Sequence[ProblemText]],
     min_similarity: float = 0.3,
     per_problem: int = 5,
     at_least: int = 10,

@@ -17,6 +17,7 @@ from transformers import AutoConfig
 from ..checks import check_number, check_teacher
 from ..files import read_yaml
 from ..methods import METHODS
+from ..models.sharding import fsdp_version, zero_stage
 from ..scoring.topk import TILE_ELEMENTS
 from ..text import markdown_table
 from .shape import ModelShape, adapter_parameters
@@ -305,12 +306,11 @@ def warn_of_memory(args, student: str, teacher: str | None, model_fields: Mappin
         student_shape = ModelShape.of(AutoConfig.from_pretrained(student, **trust))
         remote = teacher is None or bool(args.teacher_server_urls)
         teacher_shape = None if remote else ModelShape.of(AutoConfig.from_pretrained(teacher, **trust))
-        stage = args.deepspeed_plugin.zero_stage if args.deepspeed_plugin is not None else 0
-        is_fsdp = str(args.distributed_state.distributed_type).endswith("FSDP")
+        zero, whole = zero_stage(args), "ddp" if args.world_size > 1 else "single"
         settings = settings_from(
             {**vars(args), **(model_fields or {})},
             student_shape,
-            strategy=f"zero{stage}" if stage else "fsdp2" if is_fsdp else "ddp" if args.world_size > 1 else "single",
+            strategy=f"zero{zero}" if zero else "fsdp2" if fsdp_version(args) else whole,
             processes=args.world_size,
             gpu_gib=torch.cuda.mem_get_info(args.device)[1] / GIB,
         )

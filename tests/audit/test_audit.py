@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from crop_trl.audit.compare import Text, audit, read_benchmark, read_train, relate_answers, summarize, tokens_of
+from crop_trl.audit.compare import ProblemText, audit, read_benchmark, read_train, relate_answers, summarize, tokens_of
 from crop_trl.audit.report import apply_verdicts, page, read_verdicts, write_report
 from crop_trl.commands import audit as audit_command
 
@@ -38,7 +38,7 @@ PLANTED = {
 }
 
 
-def filler(count: int) -> list[Text]:
+def filler(count: int) -> list[ProblemText]:
     """Problems of the same flavour that have nothing to do with the benchmark."""
     texts = [
         "Find the number of positive integers n below {a} such that n^2 + {b} is divisible by {c}.",
@@ -48,7 +48,7 @@ def filler(count: int) -> list[Text]:
         "How many seeds does a farmer need for {a} rows with {b} plants each if {c} of them fail?",
     ]
     return [
-        Text(
+        ProblemText(
             f"f{i}",
             texts[i % 5].replace("{a}", str(11 + i)).replace("{b}", str(3 + i % 17)).replace("{c}", str(7 + i % 23)),
             "1",
@@ -59,8 +59,8 @@ def filler(count: int) -> list[Text]:
 
 @pytest.fixture(scope="module")
 def result():
-    planted = [Text(f"t-{kind}", text, "73") for kind, (_, text) in PLANTED.items()]
-    problems = [Text(*row) for row in BENCHMARK]
+    planted = [ProblemText(f"t-{kind}", text, "73") for kind, (_, text) in PLANTED.items()]
+    problems = [ProblemText(*row) for row in BENCHMARK]
     return audit([*filler(400), *planted], {"toy": problems})
 
 
@@ -115,7 +115,7 @@ def test_every_field_of_a_triplet_is_compared(tmp_path):
     file.write_text(json.dumps(record) + "\n")
     train = read_train([file])
     assert [problem.field for problem in train] == ["original_problem", "paraphrase_problem", "counterfactual_problem"]
-    found = audit(train, {"toy": [Text(*row) for row in BENCHMARK]})
+    found = audit(train, {"toy": [ProblemText(*row) for row in BENCHMARK]})
     assert [(c.problem.id, c.train.id, c.train.field) for c in found.candidates if c.exact] == [
         ("b4", "r1", "counterfactual_problem")
     ]
@@ -124,12 +124,12 @@ def test_every_field_of_a_triplet_is_compared(tmp_path):
 
 def test_copies_of_a_training_text_are_all_reported_and_judged_together(tmp_path):
     train = [
-        Text("t1", "Compute the area of a disc of radius 9 cm now"),
-        Text("t2", "compute the area of a disc of radius 9 cm now."),
+        ProblemText("t1", "Compute the area of a disc of radius 9 cm now"),
+        ProblemText("t2", "compute the area of a disc of radius 9 cm now."),
     ]
     problems = [
-        Text("p", "Compute the area of a disc of radius 9 cm", "1"),
-        Text("q", "Unrelated words entirely", "2"),
+        ProblemText("p", "Compute the area of a disc of radius 9 cm", "1"),
+        ProblemText("q", "Unrelated words entirely", "2"),
     ]
     found = audit([*filler(50), *train], {"toy": problems}, at_least=1)
     assert {c.train.id for c in found.candidates if c.problem.id == "p"} >= {"t1", "t2"}
@@ -176,7 +176,7 @@ def test_command_writes_candidates_then_applies_verdicts(tmp_path, capsys):
 
 def test_texts_cannot_break_out_of_the_page(tmp_path):
     evil = "<script>alert(1)</script> & 'x' \" < 3 <img src=x onerror=alert(2)>"
-    found = audit([Text("<b>t", evil)], {"<i>n": [Text("p&", evil + " more", "<u>")]})
+    found = audit([ProblemText("<b>t", evil)], {"<i>n": [ProblemText("p&", evil + " more", "<u>")]})
     write_report(found, tmp_path)
     html = (tmp_path / "candidates.html").read_text()
     for raw in ("<script>alert", "<img", "<b>t", "<i>n", "<u>"):
@@ -184,7 +184,7 @@ def test_texts_cannot_break_out_of_the_page(tmp_path):
 
 
 def test_the_page_marks_what_only_one_text_has():
-    found = audit([Text("t", "a - b = 3", "5")], {"toy": [Text("p", "a + b = 3", "4")]})
+    found = audit([ProblemText("t", "a - b = 3", "5")], {"toy": [ProblemText("p", "a + b = 3", "4")]})
     html = page(found)
     assert "a <del>+</del> b = 3" in html and "a <ins>-</ins> b = 3" in html and "answers: different" in html
     assert 'data-key="[&#34;toy&#34;, &#34;p&#34;, &#34;t&#34;, &#34;problem&#34;]"' in html
@@ -218,8 +218,8 @@ def test_mistakes_get_one_sentence(tmp_path):
 
 def test_odd_texts_survive_the_files(tmp_path):
     long = "word " * 60_000
-    train = [Text("t", long + "\ud800 \0 \u2028 end"), Text("u", long + '"quoted", and\nbroken')]
-    found = audit(train, {"toy": [Text("p", long)]}, min_similarity=0)
+    train = [ProblemText("t", long + "\ud800 \0 \u2028 end"), ProblemText("u", long + '"quoted", and\nbroken')]
+    found = audit(train, {"toy": [ProblemText("p", long)]}, min_similarity=0)
     assert {c.train.id for c in found.candidates} == {"t", "u"}
     for candidate in found.candidates:
         candidate.verdict = "near"
@@ -232,7 +232,7 @@ def test_odd_texts_survive_the_files(tmp_path):
 
 
 def test_verdicts_written_by_hand_are_not_overwritten(tmp_path):
-    found = audit(filler(30), {"toy": [Text(*row) for row in BENCHMARK]}, min_similarity=0)
+    found = audit(filler(30), {"toy": [ProblemText(*row) for row in BENCHMARK]}, min_similarity=0)
     write_report(found, tmp_path)
     file = tmp_path / "candidates.csv"
     with open(file, newline="") as source:
@@ -251,13 +251,13 @@ def test_verdicts_written_by_hand_are_not_overwritten(tmp_path):
     assert set(read_verdicts(file).values()) == {"same", "near"}
     # Without verdicts, clean_ids.json and the CSV would no longer belong together.
     with pytest.raises(ValueError, match="with 2 verdicts"):
-        write_report(audit(filler(30), {"toy": [Text(*row) for row in BENCHMARK]}, min_similarity=0), tmp_path)
+        write_report(audit(filler(30), {"toy": [ProblemText(*row) for row in BENCHMARK]}, min_similarity=0), tmp_path)
 
 
 def test_nesting_and_repetition_cost_no_time():
     texts = [r"\frac{" * 20_000 + "1" + "}" * 20_000, "{" * 200_000, r"\text{ " * 50_000, " " * 10**6 + "a"]
     # Quadratic time would run into the limit of every test.
-    audit([Text(str(i), text) for i, text in enumerate(texts)], {"toy": [Text("p", "1," * 100_000)]})
+    audit([ProblemText(str(i), text) for i, text in enumerate(texts)], {"toy": [ProblemText("p", "1," * 100_000)]})
 
 
 def test_rows_of_one_id_can_be_told_apart(tmp_path):
@@ -297,12 +297,12 @@ def test_wrong_files_are_named(tmp_path):
     with pytest.raises(ValueError, match="'perhaps' is none of same, near, different"):
         read_verdicts(table)
     with pytest.raises(ValueError, match="'toy' has the id 'p' twice"):
-        audit([Text("t", "x")], {"toy": [Text("p", "a"), Text("p", "b")]})
+        audit([ProblemText("t", "x")], {"toy": [ProblemText("p", "a"), ProblemText("p", "b")]})
 
 
 def test_a_text_takes_little_memory():
     """It took 25 KB of each; the limit leaves a million of them and a page of problems in 4 GB."""
-    texts, problems = filler(4000), {"toy": [Text(*row) for row in BENCHMARK]}
+    texts, problems = filler(4000), {"toy": [ProblemText(*row) for row in BENCHMARK]}
     audit(texts[:10], problems)
     tracemalloc.start()
     audit(texts, problems)
@@ -315,17 +315,17 @@ def test_a_text_takes_little_memory():
 def test_the_best_text_of_a_problem_is_listed_where_it_stands_out():
     padding = filler(3)
     padded = " ".join([padding[0].text, padding[1].text, BENCHMARK[3][1].split(" one")[0], padding[2].text])
-    problems = {"toy": [Text(*row) for row in BENCHMARK]}
-    found = audit([*filler(400), Text("t-padded", padded)], problems, at_least=0).candidates
+    problems = {"toy": [ProblemText(*row) for row in BENCHMARK]}
+    found = audit([*filler(400), ProblemText("t-padded", padded)], problems, at_least=0).candidates
     assert [(c.problem.id, c.train.id) for c in found if c.similarity < 0.3] == [("b3", "t-padded")]
     assert found[-1].similarity > 0.15
 
 
 def test_identical_scores_do_not_depend_on_the_order_of_files():
     train = filler(60)
-    problems = {"toy": [Text(*row) for row in BENCHMARK]}
+    problems = {"toy": [ProblemText(*row) for row in BENCHMARK]}
     first, second = audit(train, problems), audit(train[::-1], problems)
     assert [(c.problem.id, c.similarity) for c in first.candidates] == [
         (c.problem.id, c.similarity) for c in second.candidates
     ]
-    assert audit([], {"toy": [Text(*row) for row in BENCHMARK]}).candidates == []
+    assert audit([], {"toy": [ProblemText(*row) for row in BENCHMARK]}).candidates == []
