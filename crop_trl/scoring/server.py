@@ -142,29 +142,28 @@ class ServerScorer:
     def check_vocabulary(self, tokenizer) -> None:
         """Raise `ValueError`, naming a token, unless every id of `tokenizer` is the same text, but for spaces."""
 
-        def texts(server: Server, low: int, high: int) -> tuple[str, str]:
-            ids = list(range(low, high))
-            theirs = server.request("/detokenize", {"model": server.model, "tokens": ids}, self._answer_timeout)
-            if not isinstance(theirs.get("prompt"), str):
+        def differ(server: Server, ids: range) -> str | None:
+            body = {"model": server.model, "tokens": list(ids)}
+            theirs = server.request("/detokenize", body, self._answer_timeout).get("prompt")
+            if not isinstance(theirs, str):
                 raise ValueError(f"Teacher server {server} does not answer /detokenize as vLLM does; use vLLM.")
-            ours = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-            return "".join(ours.split()), "".join(theirs["prompt"].split())
+            ours = tokenizer.decode(body["tokens"], clean_up_tokenization_spaces=False)
+            return theirs if "".join(ours.split()) != "".join(theirs.split()) else None
 
         for server in self.servers:
             try:
-                low, high = 0, len(tokenizer)
-                ours, theirs = texts(server, low, high)
-                while ours != theirs and high - low > 1:
-                    middle = (low + high) // 2
-                    ours, theirs = texts(server, low, middle)
-                    low, high = (low, middle) if ours != theirs else (middle, high)
-                    ours, theirs = texts(server, low, high)
+                ids = range(len(tokenizer))
+                found = differ(server, ids)
+                while found is not None and len(ids) > 1:
+                    half = ids[: len(ids) // 2]
+                    ids = half if differ(server, half) is not None else ids[len(half) :]
+                    found = differ(server, ids)
             except Transient as error:
                 raise ValueError(f"The vocabulary of teacher server {server} cannot be compared ({error}).") from None
-            if ours != theirs:
+            if found is not None:
                 raise ValueError(
-                    f"Student and teacher vocabularies differ: id {low} is {tokenizer.decode([low])!r} for the student "
-                    f"and {theirs!r} on the teacher server {server}; serve a teacher of the same family."
+                    f"Student and teacher vocabularies differ: id {ids[0]} is {tokenizer.decode(list(ids))!r} for the "
+                    f"student and {found.strip()!r} on the teacher server {server}; serve a teacher of the same family."
                 )
 
     # ---------------------------------------------------------------- scoring
@@ -238,6 +237,8 @@ class ServerScorer:
                 this.done.put((None, error))
 
     def _serve(self, server: Server, this: _Round) -> None:
+        if (pause := server.busy_until - time.monotonic()) > 0:
+            raise Transient(server.reason, retry_after=pause)
         if server.failing_since is not None:
             server.check_back()
         _, _, job = this.todo.get()

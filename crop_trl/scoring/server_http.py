@@ -37,7 +37,10 @@ def parse_address(url: str) -> urllib3.util.Url:
 
 
 class Server:
-    """One server: what it serves (`root`) under which name (`model`), and since when it fails, in monotonic time."""
+    """
+    One server: what it serves (`root`) under which name (`model`), since when it fails, and until when it asked to be
+    left alone, in monotonic time.
+    """
 
     def __init__(self, url: str, http: urllib3.PoolManager):
         parsed = parse_address(url)
@@ -52,6 +55,7 @@ class Server:
         self.model = self.root = ""
         self.max_length: int | None = None
         self.failing_since: float | None = None
+        self.busy_until = 0.0
         self.reason = ""
 
     def __str__(self) -> str:  # without a user name and password
@@ -93,6 +97,7 @@ class Server:
     def failed(self, error: Transient, started: float) -> None:
         """A request that was sent at `started` got no answer."""
         self.reason = str(error)
+        self.busy_until = max(self.busy_until, time.monotonic() + (error.retry_after or 0.0))
         if self.failing_since is None:
             self.failing_since = started
 

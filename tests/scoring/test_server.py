@@ -240,8 +240,11 @@ def test_a_busy_server_leaves_its_work_to_the_other(teachers):
     busy.script(mode="429", retry_after=600, count=10**6)
     prompts, completions = [[i, 1] for i in range(40)], [[2, i] for i in range(40)]
     assert_right(scorer.score(prompts, completions), prompts, completions)
-    # What was in flight when it said so, and none since.
-    assert busy.script() <= 8 and free.script() == 40
+    # What was in flight when it said so, and none since; nor in the next step.
+    asked = busy.script()
+    assert asked <= 8 and free.script() == 40
+    assert_right(scorer.score(prompts, completions), prompts, completions)
+    assert busy.script() == asked and free.script() == 80
 
 
 def test_more_entries_than_the_server_allows(teacher):
