@@ -20,7 +20,7 @@ from typing import Any
 from ..evaluation.benchmarks import row_answer, row_id
 from ..evaluation.grading.latex import normalize, squeeze
 from ..evaluation.grading.numerals import exact_number
-from ..files import iterate_jsonl
+from ..files import iterate_jsonl, read_rows
 from ..triplets.record import PROBLEM_FIELDS
 from .similarity import Texts, most_similar
 from .words import asked_tokens, tokens_of
@@ -110,12 +110,13 @@ def read_benchmark(path: str | Path) -> list[ProblemText]:
 
 def _rows(path: str | Path, option: str) -> Iterator[tuple[int, dict[str, Any]]]:
     if not Path(path).is_file():
-        raise FileNotFoundError(f"{option} {str(path)!r} does not exist; give a JSONL file.")
+        raise FileNotFoundError(f"{option} {str(path)!r} does not exist; give a JSONL, CSV or Parquet file.")
     number = 0
-    for number, row in enumerate(iterate_jsonl(path), start=1):
+    rows = iterate_jsonl(path) if Path(path).suffix == ".jsonl" else read_rows(path)
+    for number, row in enumerate(rows, start=1):
         yield number, row
     if not number:
-        raise ValueError(f"{option} {str(path)!r} has no rows; give a JSONL file with one problem a line.")
+        raise ValueError(f"{option} {str(path)!r} has no rows; give a file with one problem a row.")
 
 
 def relate_answers(benchmark: str | None, train: str | None) -> str:

@@ -291,6 +291,9 @@ def test_wrong_files_are_named(tmp_path):
         read_train([file])
     with pytest.raises(ValueError, match="row 1 has an `answer` that is"):
         read_benchmark(file)
+    rows = tmp_path / "rows.csv"
+    rows.write_text('id,problem,answer\n7,"a, b",\n')
+    assert read_train([rows]) == [ProblemText("7", "a, b")] == read_benchmark(rows)
     file.write_text('{"problem": "p", "id": null}\n{"problem": "q", "id": null}\n')
     assert [problem.id for problem in read_train([file])] == ["rows.jsonl:1", "rows.jsonl:2"]
     table.write_text("benchmark,benchmark_id,train_id,field,verdict\na,b,c,d,perhaps\n")
