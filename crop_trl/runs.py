@@ -101,14 +101,13 @@ class TrainConfig(CROPConfig):
 
     Args:
         selector (`str`, *optional*): `FILE:NAME` in place of `method`, see
-            [`~crop_trl.methods.selector_file.register_selector`].
-        selector_sha256 (`str`, *optional*): The file's hash; follows from it.
+            [`~crop_trl.methods.selector_file.register_selector`]; `selector_sha256` is then the file's hash.
     """
 
     selector: str | None = field(
         default=None, metadata={"help": "FILE:NAME of a method or score function of your own, in place of method."}
     )
-    selector_sha256: str | None = field(default=None, metadata={"help": "Hash of its file; follows from it."})
+    selector_sha256: str | None = field(default=None, init=False)
 
     def __post_init__(self):
         # A deprecation inside the libraries, which nobody who trains can act on.

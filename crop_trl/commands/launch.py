@@ -1,12 +1,13 @@
 """Starting accelerate's launcher from a command, with a launch file of ours or any other."""
 
-import argparse
 import logging
 import os
 import signal
 import sys
 from pathlib import Path
 from subprocess import CalledProcessError
+
+from .options import SentenceParser
 
 FOLDER = Path(__file__).resolve().parents[1] / "accelerate_configs"
 # What may stand on the command line beside the options of the command itself, as accelerate knows it.
@@ -30,7 +31,7 @@ def launch_file(name: str) -> Path:
 
 def split_options(argv: list[str]) -> tuple[list[str], list[str]]:
     """The options of a launch, as accelerate takes them, and the rest of a command line."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS)
+    parser = SentenceParser("crop-trl train", add_help=False, allow_abbrev=False)
     for name in ("accelerate_config", *OPTIONS):
         parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}")
     found, rest = parser.parse_known_args(argv)
@@ -47,6 +48,7 @@ def launch(module: str, options: list[str], argv: list[str]) -> None:
     A process that failed has said why; that the launcher ended for it is no news.
     """
     from accelerate.commands.launch import launch_command, launch_command_parser
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
@@ -56,7 +58,7 @@ def launch(module: str, options: list[str], argv: list[str]) -> None:
         _end({0: error.returncode})
     except ChildFailedError as error:
         _end({rank: failure.exitcode for rank, failure in error.failures.items()})
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SignalException):
         sys.exit(130)
 
 

@@ -18,7 +18,7 @@ def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
     return f"did you mean `{near[0]}`?" if near else otherwise
 
 
-class _Sentences(argparse.ArgumentParser):
+class SentenceParser(argparse.ArgumentParser):
     """A parser whose errors are `ValueError`s of one sentence."""
 
     def error(self, message: str):
@@ -36,7 +36,7 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpF
     pass
 
 
-class OptionParser(_Sentences):
+class OptionParser(SentenceParser):
     """For a command whose options are listed in it; `doc` is its module's text."""
 
     def __init__(self, name: str, doc: str):
@@ -49,7 +49,7 @@ class OptionParser(_Sentences):
         return found
 
 
-class SettingsParser(_Sentences, TrlParser):
+class SettingsParser(SentenceParser, TrlParser):
     """For a command whose options are the fields of dataclasses, which a `--config` file may set as well."""
 
     def __init__(self, name: str, kinds: tuple[type, ...], doc: str):
