@@ -1,10 +1,10 @@
 """What a run would send and cost, before it sends anything."""
 
 from ..files import read_entries
+from .asking import SCHEMAS
 from .client import describe_request
 from .costs import TOKEN_FIELDS, Account, estimate_tokens, given_prices
 from .outputs import OutputDirectory
-from .pipeline import SCHEMAS
 from .prompts import load_templates
 from .reading import CandidateFields
 from .settings import TripletSettings

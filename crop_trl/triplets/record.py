@@ -5,18 +5,21 @@ that asks for the answer's format is not part of it: records hold bare problems,
 three when they are turned into prompts.
 """
 
+from __future__ import annotations
+
 import json
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import datasets
+from typing import TYPE_CHECKING, Any
 
 from ..files import looks_like_path, read_rows
 from ..prompts import DEFAULT_PROMPT_TEMPLATE, PROMPT_COLUMNS, check_template, wrap_problem
+
+if TYPE_CHECKING:
+    import datasets
 
 PROBLEM_FIELDS = tuple(f"{kind}_problem" for kind in PROMPT_COLUMNS)
 FLAGS = ("triplet_complete", "usable_for_training", "validation_passed")
@@ -134,6 +137,8 @@ def build_dataset(
         `ValueError`: a template without `{problem}`, a count below 1, or no record left; the message says why each
         record left.
     """
+    import datasets  # takes two seconds, which those who make triplets need not wait
+
     check_template(template)
     for name, count in (("counterfactuals", counterfactuals), ("paraphrases", paraphrases)):
         if count < 1:
@@ -183,6 +188,8 @@ def load_records(source: str, split: str = "train", setting: str = "dataset_name
         raise ValueError(f"`{setting}` {source!r} is a folder; give the file in it.")
     if looks_like_path(source):
         raise FileNotFoundError(f"`{setting}` {source!r} does not exist; give a file or a hub dataset's name.")
+    import datasets
+
     try:
         return list(datasets.load_dataset(source, split=split))
     except (OSError, ValueError) as error:

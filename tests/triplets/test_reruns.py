@@ -43,7 +43,7 @@ def test_malformed_answers_are_asked_again_only_when_wanted(start_server, proble
 
 
 def test_a_failed_request_is_asked_again_by_a_rerun(start_server, problems, tmp_path):
-    source = problems("[plan:http_500] 1 and 2", "[plan:good] 3 and 4")
+    source = problems("[plan:http_503] 1 and 2", "[plan:good] 3 and 4")
     url = start_server()
     first = generate(url, source, tmp_path / "out", max_retries=0)
     assert [r["status"] for r in first.records] == ["pending_repair", "strict_pass"]
@@ -242,18 +242,17 @@ def test_a_rerun_that_leaves_out_duplicates_does_not_keep_them(start_server, pro
 def test_kill_9_loses_only_what_was_in_flight(start_server, problems, program, tmp_path):
     log, output = tmp_path / "log", tmp_path / "out"
     url = start_server("--log", str(log), "--latency", "0.02")
-    source = problems(*every_plan(copies=2))
+    source = problems(*every_plan())
     command = ["--input", source, "--output", str(output), "--base-url", url, "--concurrency", "32", *flags(FAST)]
     ledger = output / "ledger.jsonl"
     kills = []
-    for answers in (40, 110, 180):
+    for answers in (40, 110):
         process = program(*command)
         while sum(1 for _ in read_entries(ledger)) < answers:
             assert process.poll() is None, process.communicate()
             time.sleep(0.01)
         process.kill()
         process.communicate()
-        time.sleep(0.2)  # what the server was about to answer
         kills.append((len(served(log)), {entry["answer"]["response_id"] for entry in read_entries(ledger)}))
     final = program(*command)
     _, errors = final.communicate()
@@ -265,7 +264,7 @@ def test_kill_9_loses_only_what_was_in_flight(start_server, problems, program, t
         assert known <= at_end
         asked_later = {answer["request"] for answer in answers[sent:]}
         assert not {request_of[identifier] for identifier in known} & asked_later
-    assert len(answers) - len(at_end) <= 3 * 32
+    assert len(answers) - len(at_end) <= 2 * 32
     for record in records_by_id(output).values():
         plan = record["original_problem"].split("]")[0].removeprefix("[plan:")
         assert record["status"] == PLANS[plan][1], plan

@@ -8,8 +8,8 @@ from triplets.running import stats
 from triplets.scripted_server import RAW_REPLIES
 
 from crop_trl.retries import Stopped
+from crop_trl.triplets.asking import SCHEMAS
 from crop_trl.triplets.client import Client, EndpointError, RequestFailed
-from crop_trl.triplets.pipeline import SCHEMAS
 from crop_trl.triplets.prompts import load_templates
 from crop_trl.triplets.settings import TripletSettings
 
