@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from transformers import AutoTokenizer
 
 from ..methods import SelectionSettings, get_method
 from ..methods.divergence import topk_entropy
@@ -147,3 +148,18 @@ def read_source(
     if not path.exists():
         raise ValueError(f"{str(path)!r} does not exist; give a run's output_dir or a rollout bank.")
     return TokenTable.from_bank(RolloutBank.load(path), methods, settings)
+
+
+def load_tokenizer(given: str | None, source: str, table: TokenTable):
+    """The tokenizer that is asked for, else that of a run's folder, else the one named in the settings."""
+    named = given or table.settings.get("model_name_or_path") or table.settings.get("tokenizer")
+    if given is None and (Path(source) / "tokenizer_config.json").is_file():
+        named = source
+    if not named:
+        raise ValueError(f"`--tokenizer` is not set and {source!r} names none; give the student's folder or name.")
+    try:
+        return AutoTokenizer.from_pretrained(named)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"No tokenizer can be loaded from {named!r}; give the student's folder or name as `--tokenizer`."
+        ) from error

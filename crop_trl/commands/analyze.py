@@ -13,8 +13,6 @@ import argparse
 import os
 from pathlib import Path
 
-from transformers import AutoTokenizer
-
 from ..analysis.budget_curves import budget_curves, read_runs, save_budget_chart
 from ..analysis.categories import load_word_lists
 from ..analysis.category_shares import category_shares, save_category_chart
@@ -22,7 +20,7 @@ from ..analysis.chart import require_matplotlib, save_json
 from ..analysis.entropy_ranks import BINS, TAIL, check_ranks, entropy_ranks, save_entropy_chart
 from ..analysis.heatmap import save_html, save_png
 from ..analysis.inspect import strongest_responses, table_heatmap
-from ..analysis.tokens import TokenTable, read_source
+from ..analysis.tokens import load_tokenizer, read_source
 from ..methods import SelectionSettings
 from ..methods.selector_file import register_selector
 from .errors import told
@@ -62,21 +60,6 @@ def check_output(output: Path) -> None:
         raise ValueError(
             f"`--output` {str(output)!r} is no folder to write: {str(existing)!r} {what}; give another folder."
         )
-
-
-def load_tokenizer(given: str | None, source: str, table: TokenTable):
-    """The tokenizer that is asked for, else that of a run's folder, else the one named in the settings."""
-    named = given or table.settings.get("model_name_or_path") or table.settings.get("tokenizer")
-    if given is None and (Path(source) / "tokenizer_config.json").is_file():
-        named = source
-    if not named:
-        raise ValueError(f"`--tokenizer` is not set and {source!r} names none; give the student's folder or name.")
-    try:
-        return AutoTokenizer.from_pretrained(named)
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"No tokenizer can be loaded from {named!r}; give the student's folder or name as `--tokenizer`."
-        ) from error
 
 
 def analyze(args: argparse.Namespace, output: Path) -> list[str]:
