@@ -1,6 +1,8 @@
 """Runs as users start them: a real server, real processes that are killed, regrading, comparison."""
 
+import contextlib
 import errno
+import io
 import itertools
 import json
 import os
@@ -34,8 +36,22 @@ def command(*arguments: str) -> list[str]:
 ENVIRONMENT = {**os.environ, "OPENAI_API_KEY": "key-of-the-test", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+
+
 def run(*arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run(command(*arguments), capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT)
+    """The command in this process; those that are killed or kept from writing have one of their own."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            evaluate.main(list(map(str, arguments)))
+        except SystemExit as stopped:
+            code = 1
+            print(stopped.code, file=err)
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
 def kill_after(lines: int, file: Path, *arguments: str) -> None:
