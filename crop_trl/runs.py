@@ -28,7 +28,7 @@ class ScriptArguments:
     What a run takes beside [`TrainConfig`] and [`~trl.ModelConfig`].
 
     Args:
-        dataset_name (`str`): JSONL file or hub dataset of triplet records.
+        dataset_name (`str`): File (JSONL, JSON, CSV, Parquet) or hub dataset of triplet records.
         dataset_split (`str`): Split of a hub dataset.
         eval_dataset_name (`str`, *optional*): The same for held-out problems; without it nothing is evaluated.
         eval_dataset_split (`str`): Split of a hub dataset.
@@ -41,7 +41,7 @@ class ScriptArguments:
             matplotlib is installed.
     """
 
-    dataset_name: str | None = field(default=None, metadata={"help": "JSONL file or hub dataset of triplet records."})
+    dataset_name: str | None = field(default=None, metadata={"help": "File or hub dataset of triplet records."})
     dataset_split: str = field(default="train", metadata={"help": "Split of a hub dataset."})
     eval_dataset_name: str | None = field(default=None, metadata={"help": "The same for held-out problems."})
     eval_dataset_split: str = field(default="test", metadata={"help": "Split of a hub dataset."})

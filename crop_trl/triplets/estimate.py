@@ -45,7 +45,6 @@ def dry_run(settings: TripletSettings) -> str:
     models = {kind: settings.for_kind(kind).model for kind in requests}
     booked = {kind: answered.booked[model, kind] for kind, model in models.items()}
     frame = {kind: estimate_tokens("".join(m["content"] for m in requests[kind])) for kind in requests}
-    own = estimate_tokens(example.text)
     texts = {problem.text for problem in problems}  # a repeated text is asked once
     repeats = 1 + REPAIR_SHARE * (settings.rounds > 1)
     if all(counts["answers"] for counts in booked.values()):
@@ -56,14 +55,14 @@ def dry_run(settings: TripletSettings) -> str:
         known = sum(counts["answers"] for counts in booked.values())
         basis = f"the {known:,} answers in the ledger, which will not be asked again"
     else:
-        tokens = {kind: dict.fromkeys(TOKEN_FIELDS, 0.0) for kind in requests}
-        for text in texts:
-            length = estimate_tokens(text)
-            candidates = settings.candidates * (2 * length + CANDIDATE_TOKENS)
-            tokens["generator"]["input"] += frame["generator"] - own + length
-            tokens["generator"]["output"] += candidates
-            tokens["critic"]["input"] += frame["critic"] - own + length + candidates
-            tokens["critic"]["output"] += settings.candidates * EVALUATION_TOKENS
+        length = sum(map(estimate_tokens, texts))
+        written = settings.candidates * (2 * length + len(texts) * CANDIDATE_TOKENS)
+        read = {kind: (frame[kind] - estimate_tokens(example.text)) * len(texts) + length for kind in requests}
+        judged = settings.candidates * len(texts) * EVALUATION_TOKENS
+        tokens = {
+            "generator": {"input": read["generator"], "cached_input": 0, "output": written},
+            "critic": {"input": read["critic"] + written, "cached_input": 0, "output": judged},
+        }
         basis = "lengths of the problems"
     total = {name: repeats * sum(counts[name] for counts in tokens.values()) for name in TOKEN_FIELDS}
     prices = {kind: answered.prices(model) for kind, model in models.items()}
