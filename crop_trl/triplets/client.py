@@ -5,6 +5,7 @@ The `openai` client does the HTTP. Its own retries are off: they sleep out of re
 
 import asyncio
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 try:
+    import aiohttp  # noqa: F401  (carries the requests: a third less time for each)
     import openai
 except ImportError as error:
     raise ImportError("Making triplets needs the extra `openai`; run `pip install 'crop-trl[openai]'`.") from error
@@ -81,15 +83,12 @@ class Client:
         self.accepted = accepted
         self._answered = False  # by this process
         self._quiet_until = 0.0
-        options: dict[str, Any] = {}
-        try:
-            import aiohttp  # noqa: F401
-
-            options["http_client"] = openai.DefaultAioHttpClient()  # a third less time per request
-        except ImportError:
-            pass
         self._openai = openai.AsyncOpenAI(
-            api_key=settings.api_key(), base_url=settings.endpoint, timeout=None, max_retries=0, **options
+            api_key=settings.api_key(),
+            base_url=settings.endpoint,
+            timeout=None,  # see `_send`
+            max_retries=0,
+            http_client=openai.DefaultAioHttpClient(),
         )
 
     async def __aenter__(self) -> "Client":
@@ -197,10 +196,11 @@ class Client:
         cause = error.__cause__ or error
         if isinstance(error, asyncio.TimeoutError):
             return Transient(f"no answer within {self.settings.timeout:g} s", "timeout")
-        text = self.redact.message(str(getattr(cause, "message", cause)) or type(cause).__name__)
+        text = str(getattr(cause, "message", cause)) or type(cause).__name__
+        text = self.redact.message(re.split(r":?\s+b['\"]", text)[0])  # what was received may hold a piece of the key
         if isinstance(error, openai.APIConnectionError):
             return Transient(text, "connection")
-        return Transient(f"no reply that HTTP knows ({text})", "malformed_reply")
+        return Transient(f"a reply that is no HTTP ({text})", "malformed_reply")
 
     def _status_error(self, error: openai.APIStatusError) -> Exception:
         status = error.status_code
