@@ -114,9 +114,10 @@ class Client:
             try:
                 answer = await self._repeat(messages, name, schema, mode, not modes)
             except RequestFailed as error:
-                if not isinstance(error, RequestRefused) and error.cause != "http_500":
+                stumbled = error.cause == "http_500" and self.settings.max_retries > 0
+                if not (stumbled or isinstance(error, RequestRefused)):
                     raise
-                if error.cause == "http_500" and modes and mode == self._modes[0]:
+                if stumbled and modes and mode == self._modes[0]:
                     modes.append(mode)  # where the others fare no better, it was not for the way of asking
                 modes = [other for other in modes if self.mode in (None, other)]
                 if not modes:  # refused however it is asked for, or where others were not: something else is wrong

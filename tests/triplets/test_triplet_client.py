@@ -139,7 +139,7 @@ def test_endpoint_errors_name_the_remedy(start_server):
 
 
 def test_an_error_that_repeats_the_key_is_cleaned(start_server):
-    _, (error,) = run(start_server(), "[plan:http_500]", max_retries=0, response_format="text")
+    _, (error,) = run(start_server(), "[plan:http_500]", max_retries=0)
     assert isinstance(error, RequestFailed) and "try later" in str(error)
     assert KEY not in str(error) and "[key]" in str(error)
 
