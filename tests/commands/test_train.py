@@ -49,15 +49,11 @@ def test_two_steps_end_with_numbers_and_a_picture(tmp_path, capsys):
     assert "1024 of 1024 records kept" in printed
 
 
-def test_base_evaluates_and_trains_nothing(tmp_path):
-    result = run(tmp_path, "--method", "base")
+def test_base_evaluates_and_trains_nothing_and_is_called_so_in_every_log(tmp_path):
+    pytest.importorskip("tensorboard")
+    result = run(tmp_path, "--method", "base", "--report_to", "tensorboard")
     assert result["method"] == "base" and result["steps"] == 0 and result["accuracy_after"] is None
     assert not (tmp_path / "out" / "model.safetensors").exists()
-
-
-def test_base_is_called_so_in_every_log(tmp_path):
-    pytest.importorskip("tensorboard")
-    run(tmp_path, "--method", "base", "--report_to", "tensorboard")
     (events,) = (tmp_path / "out" / "runs").glob("*/events*")
     assert b'"method": "base"' in events.read_bytes() and b"eval/rewards/accuracy_reward/mean" in events.read_bytes()
 
