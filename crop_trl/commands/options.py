@@ -25,6 +25,7 @@ class SentenceParser(argparse.ArgumentParser):
         raise ValueError(f"{message[:1].upper()}{message[1:]}; `{self.prog} --help` lists the options.")
 
     def refuse(self, unknown: list[str]) -> None:
+        """Raise `ValueError` for the first of some options that there are not, naming one that is near."""
         if unknown:
             name = unknown[0].partition("=")[0]
             known = [option for action in self._actions for option in action.option_strings]

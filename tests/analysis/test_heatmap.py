@@ -181,10 +181,10 @@ def test_values_come_from_the_divergence_and_the_choice_from_the_method(tmp_path
     assert heatmap.kept == kept.tolist()
     assert heatmap.prompt == row["prompt"][0]["content"]
     assert heatmap.counterfactual == row["counterfactual_prompt"][0]["content"]
-    assert "that method 'entropy' trains, after step 0." in heatmap.note and "The run used" not in heatmap.note
+    assert "that method 'entropy' keeps, after step 0." in heatmap.note and "The run used" not in heatmap.note
     trainer.args.method = "credit-budgeted"
     note = inspect_response(trainer, row).note
-    assert note.endswith("method 'crop' trains, after step 0. The run used 'credit-budgeted'.")
+    assert note.endswith("method 'crop' keeps, after step 0. The run used 'credit-budgeted'.")
 
 
 def test_sizes_that_do_not_fit_are_refused():
