@@ -5,6 +5,7 @@ where there are enough of them: `pytest tests/test_distributed.py -m "slow or no
 one GPU is enough for all processes; README.md has the command.
 """
 
+import functools
 import json
 import os
 import re
@@ -28,8 +29,9 @@ from crop_trl.methods import METHODS
 from crop_trl.training.checkpoints import checkpoint_to_resume
 
 ROOT = Path(__file__).parents[1]
-SCRIPT = Path(__file__).parent / "scripts" / "fixed_rollouts.py"
-STEPS_SCRIPT = Path(__file__).parent / "scripts" / "resumable.py"
+SCRIPTS = Path(__file__).parent / "scripts"
+# Ends a launch that hangs, before PyTorch's own limit of half an hour for a collective operation does.
+HANG = 1200
 ONE_GPU = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1" and torch.cuda.is_available()
 GPUS = 8 if ONE_GPU else torch.cuda.device_count()
 # Which kernel of a GPU runs, and so how it rounds, depends on the shape of a batch.
@@ -37,14 +39,29 @@ TOLERANCE = 1e-4 if GPUS > 1 else 1e-5
 EVERY_METHOD = [f"{method}/resident/tied" for method in sorted(METHODS)]
 RESIDENT = ["crop/resident/tied", "tip/resident/untied", "crop-student/resident/tied", "crop/resident/adapter"]
 SHARDED = ["crop/sharded/tied", "tip/sharded/untied"]
+CASES = {
+    "ddp": EVERY_METHOD,
+    "zero1": RESIDENT,
+    "zero2": RESIDENT,
+    "zero3": RESIDENT + SHARDED,
+    "fsdp2": RESIDENT + SHARDED,
+}
+# `pytest` runs both ends, whole copies and everything split.
+SLOW = {"zero1", "zero2", "fsdp2"}
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.xdist_group("processes")]
+pytestmark = pytest.mark.multiprocess
+
+
+def arrangements(*configs: str):
+    """Launch files as a test's parameter."""
+    marked = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in configs]
+    return pytest.mark.parametrize("config", marked)
 
 
 def launch_command(
-    config: str | None, processes: int, script: Path, arguments: list[str], precision: str = "no"
+    config: str | None, processes: int, arguments: list[str], precision: str = "no"
 ) -> tuple[list[str], dict]:
-    """Command and environment that run a script under one of the launch files, on CPUs if need be."""
+    """Command and environment that run test scripts under one of the launch files, on CPUs if need be."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     if ONE_GPU:
         environment["PYTHONPATH"] = f"{ROOT / 'tests' / 'one_gpu'}{os.pathsep}{environment.get('PYTHONPATH', '')}"
@@ -58,27 +75,25 @@ def launch_command(
     command = [sys.executable]
     if config is not None:
         command += ["-m", "accelerate.commands.launch"]
-        command += [
-            "--config_file",
-            str(launch_file(config)),
-            "--mixed_precision",
-            precision,
-        ]
-        command += ["--num_processes", str(processes), "--main_process_port", "0"]
-    return [*command, str(script), *arguments], environment
+        command += ["--config_file", str(launch_file(config))]
+        command += ["--mixed_precision", precision, "--num_processes", str(processes), "--main_process_port", "0"]
+    return [*command, str(SCRIPTS / "several.py"), *arguments], environment
 
 
-def run_cases(
-    folder: Path, config: str | None, processes: int, cases: list[str], precision: str = "no"
-) -> dict[str, torch.Tensor]:
-    """8 responses in a step: whole on one process, in two micro-batches on each of several, in one on each of eight."""
-    accumulation = 1 if config is None else max(1, min(2, 8 // processes))
-    arguments = ["--output", str(folder), "--per-device", str(8 // processes // accumulation)]
-    arguments += ["--accumulation", str(accumulation), "--cases", *cases]
-    arguments += ["--bf16"] if precision == "bf16" else []
-    command, environment = launch_command(config, processes, SCRIPT, arguments, precision)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+def launch(config: str | None, processes: int, arguments: list[str], precision: str = "no") -> None:
+    command, environment = launch_command(config, processes, arguments, precision)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def case_arguments(folder: Path, processes: int, cases: list[str]) -> list[str]:
+    """8 responses in a step: whole on one process, in two micro-batches on each of several, in one on each of eight."""
+    accumulation = 1 if processes == 1 else max(1, min(2, 8 // processes))
+    arguments = ["fixed_rollouts.py", "--output", str(folder), "--per-device", str(8 // processes // accumulation)]
+    return [*arguments, "--accumulation", str(accumulation), "--cases", *cases]
+
+
+def read_cases(folder: Path, config: str | None, processes: int, cases: list[str]) -> dict[str, torch.Tensor]:
     result = load_file(folder / "result.safetensors")
     for case in cases:
         # Some launch lines run a single process, or plain data parallelism, without a word.
@@ -90,9 +105,37 @@ def run_cases(
     return result
 
 
+def run_cases(folder: Path, config: str | None, processes: int, cases: list[str]) -> dict[str, torch.Tensor]:
+    launch(config, processes, case_arguments(folder, processes, cases))
+    return read_cases(folder, config, processes, cases)
+
+
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
     return run_cases(tmp_path_factory.mktemp("one"), None, 1, sorted({*EVERY_METHOD, *RESIDENT}))
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """All that two processes do under a launch file, in one launch: the folder of their results."""
+
+    @functools.cache
+    def folder_of(config: str) -> Path:
+        folder = tmp_path_factory.mktemp(config)
+        arguments = case_arguments(folder, 2, CASES[config])
+        if config == "ddp":
+            arguments += ["+", "resumable.py", "--output", str(folder / "early"), "--placement", "resident"]
+            arguments += ["--evaluate-first"]
+        if config in ("zero3", "fsdp2"):
+            kill_one_process(folder / "killed", config)
+            steps = ["resumable.py", "--output"]
+            # Resuming comes first, in processes that have done nothing yet.
+            resumed, whole = [*steps, str(folder / "killed"), "--resume"], [*steps, str(folder / "whole")]
+            arguments = [*resumed, "+", *whole, "+", *arguments]
+        launch(config, 2, arguments)
+        return folder
+
+    return folder_of
 
 
 def differences(result: dict, case: str, one: dict) -> dict[str, float]:
@@ -111,29 +154,19 @@ def differences(result: dict, case: str, one: dict) -> dict[str, float]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("config", "cases"),
-    [
-        ("ddp", EVERY_METHOD),
-        pytest.param("zero1", RESIDENT, marks=pytest.mark.slow),
-        ("zero2", RESIDENT),
-        ("zero3", RESIDENT + SHARDED),
-        ("fsdp2", RESIDENT + SHARDED),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_two_processes_equal_one(tmp_path, one, config, cases):
+@arrangements(*CASES)
+def test_two_processes_equal_one(two, one, config):
     """Masks, loss and gradient, also of methods that normalise or draw over the whole batch or score the student."""
-    two = run_cases(tmp_path, config, 2, cases)
-    for case in cases:
-        for name, difference in differences(two, case, one).items():
+    result = read_cases(two(config), config, 2, CASES[config])
+    for case in CASES[config]:
+        for name, difference in differences(result, case, one).items():
             assert difference < TOLERANCE, f"{case} {name}: {difference:.1e}"
-        student, teacher = two[f"{case}/local_shares"].tolist()
+        student, teacher = result[f"{case}/local_shares"].tolist()
         assert student < 0.6 if config in ("zero3", "fsdp2") else student == 1.0
         assert teacher < 0.6 if "/sharded/" in case else teacher == 1.0
     if config in ("zero3", "fsdp2"):
         # One process had less to score than the other, and went along for the sake of the collectives.
-        assert two["crop/sharded/tied/extra_forwards"].any()
+        assert result["crop/sharded/tied/extra_forwards"].any()
 
 
 @pytest.mark.slow
@@ -154,21 +187,46 @@ def test_nothing_depends_on_the_number_of_processes(tmp_path, one, config):
 def test_mixed_precision_stays_close(tmp_path, one, config):
     """In bf16, as the launch files have it, against one process in fp32; bf16 on one process is off by 2 % itself."""
     cases = ["opd/resident/tied", "crop/resident/tied"]
-    two = run_cases(tmp_path, config, 2, cases, precision="bf16")
+    launch(config, 2, [*case_arguments(tmp_path, 2, cases), "--bf16"], precision="bf16")
+    result = read_cases(tmp_path, config, 2, cases)
     for case in cases:
-        found = differences(two, case, one)
+        found = differences(result, case, one)
         # The weights are, log-probabilities must not be.
-        assert not two[f"{case}/rounded"]
+        assert not result[f"{case}/rounded"]
         print(config, case, {name: f"{value:.1e}" for name, value in found.items()})
         assert found["gradient"] < 0.05 and found["loss"] < 0.03
 
 
-def run_steps(folder: Path, config: str, *flags: str) -> dict:
-    """Four steps with a checkpoint after the second, whole or resumed; prompts, weights and the saved model."""
-    folder.mkdir(exist_ok=True)
-    command, environment = launch_command(config, 2, STEPS_SCRIPT, ["--output", str(folder), *flags])
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr[-3000:]
+def test_evaluating_before_training_on_several_processes_is_refused(two):
+    """Transformers would train the model that it prepared for evaluation, each process by itself."""
+    refused = json.loads((two("ddp") / "early" / "result.json").read_text())["refused"]
+    assert refused.startswith("`evaluate` ran before `train` on 2 processes")
+
+
+def kill_one_process(folder: Path, config: str) -> None:
+    """Kill process 1 after the first checkpoint, while 0 waits for it; the others end long before they give up."""
+    folder.mkdir()
+    command, environment = launch_command(config, 2, ["resumable.py", "--output", str(folder), "--stall"])
+    with open(folder / "log.txt", "w") as log:
+        launcher = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        deadline = time.monotonic() + HANG
+        while not (folder / "pid").exists():
+            assert launcher.poll() is None and time.monotonic() < deadline, (folder / "log.txt").read_text()[-3000:]
+            time.sleep(0.1)
+        others = psutil.Process(launcher.pid).children(recursive=True)
+        os.kill(int((folder / "pid").read_text()), signal.SIGKILL)
+        assert launcher.wait(timeout=HANG) != 0
+        _, alive = psutil.wait_procs(others, timeout=60)
+        assert not alive
+    finally:
+        launcher.kill()
+    checkpoints = [path.name for path in (folder / "run").glob("checkpoint-*")]
+    assert checkpoints == ["checkpoint-2"]
+
+
+def read_steps(folder: Path) -> dict:
+    """Prompts, weights and the rest of four steps, whole or resumed."""
     result = json.loads((folder / "result.json").read_text())
     assert result["processes"] == 2
     result["weights"] = load_file(folder / "result.safetensors")["weights"]
@@ -178,46 +236,21 @@ def run_steps(folder: Path, config: str, *flags: str) -> dict:
     return result
 
 
-def kill_one_process(folder: Path, config: str) -> tuple[float, str]:
-    """Kill process 1 after the first checkpoint, while 0 waits for it; seconds to the end, and what was said."""
-    folder.mkdir()
-    command, environment = launch_command(config, 2, STEPS_SCRIPT, ["--output", str(folder), "--stall"])
-    with open(folder / "log.txt", "w") as log:
-        launcher = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
-    try:
-        deadline = time.monotonic() + 200
-        while not (folder / "pid").exists():
-            assert launcher.poll() is None and time.monotonic() < deadline, (folder / "log.txt").read_text()[-3000:]
-            time.sleep(0.1)
-        others = psutil.Process(launcher.pid).children(recursive=True)
-        os.kill(int((folder / "pid").read_text()), signal.SIGKILL)
-        killed = time.monotonic()
-        assert launcher.wait(timeout=60) != 0
-        seconds = time.monotonic() - killed
-        _, alive = psutil.wait_procs(others, timeout=1)
-        assert not alive
-    finally:
-        launcher.kill()
-    return seconds, (folder / "log.txt").read_text()
-
-
-@pytest.mark.parametrize("config", ["zero3", pytest.param("fsdp2", marks=pytest.mark.slow)])
-def test_a_killed_process_ends_the_others_and_the_run_goes_on_from_its_checkpoint(tmp_path, config):
-    seconds, said = kill_one_process(tmp_path / "killed", config)
-    assert seconds < 60
+@arrangements("zero3", "fsdp2")
+def test_a_killed_process_ends_the_others_and_the_run_goes_on_from_its_checkpoint(two, config):
+    folder = two(config)
     # Which process, and of what it died.
+    said = (folder / "killed" / "log.txt").read_text()
     assert re.search(r"rank\s*: 1 .*\n.*exitcode\s*: -9", said) and "SIGKILL" in said
-    assert [path.name for path in (tmp_path / "killed" / "run").glob("checkpoint-*")] == ["checkpoint-2"]
 
-    resumed = run_steps(tmp_path / "killed", config, "--resume")
-    whole = run_steps(tmp_path / "whole", config)
+    resumed, whole = read_steps(folder / "killed"), read_steps(folder / "whole")
     for name in ("prompts", "completions", "selected_tokens", "backend"):
         assert resumed[name] == whole[name], name
     # Some sums on a GPU are taken in an order that changes from run to run.
     same = {"rtol": 0, "atol": 0 if GPUS < 2 else 1e-5}
     assert resumed["loss"] == pytest.approx(whole["loss"], rel=same["rtol"], abs=same["atol"])
     torch.testing.assert_close(resumed["weights"], whole["weights"], **same)
-    refuses_what_it_cannot_go_on_from(tmp_path / "killed", config)
+    refuses_what_it_cannot_go_on_from(folder / "killed", config)
 
 
 def refuses_what_it_cannot_go_on_from(folder: Path, config: str) -> None:
@@ -236,11 +269,10 @@ def refuses_what_it_cannot_go_on_from(folder: Path, config: str) -> None:
             with pytest.raises(ValueError, match=f"checkpoint-2' holds no {part}, which is a part of it"):
                 checkpoint_to_resume(str(checkpoint), args)
         (folder / "hidden").rename(checkpoint / part)
-    if config == "zero3":
-        flags = ["--output", str(folder), "--resume", "--placement", "resident"]
-        command, environment = launch_command("zero2", 2, STEPS_SCRIPT, flags)
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
-        assert done.returncode and "was written under ZeRO-3, and this run launches ZeRO-2" in done.stderr
+    for other in (1, 2) if config == "zero3" else ():
+        args = asked_for(deepspeed_plugin=SimpleNamespace(zero_stage=other), max_steps=4)
+        with pytest.raises(ValueError, match=f"was written under ZeRO-3, and this run launches ZeRO-{other}"):
+            checkpoint_to_resume(str(checkpoint), args)
 
 
 def zero3_without_weights() -> DeepSpeedPlugin:
@@ -250,6 +282,7 @@ def zero3_without_weights() -> DeepSpeedPlugin:
 
 def asked_for(**settings) -> SimpleNamespace:
     defaults = {
+        "method": "crop",
         "ignore_data_skip": True,
         "deepspeed_plugin": None,
         "fsdp": None,
@@ -334,10 +367,9 @@ def test_a_launch_that_would_run_something_else_is_refused(monkeypatch, environm
 @pytest.mark.slow
 def test_a_real_launch_that_would_run_something_else_is_refused(tmp_path):
     """DeepSpeed beside `use_cpu`: the launcher says nothing, and plain data parallelism would run."""
-    command, environment = launch_command("zero2", 2, SCRIPT, ["--output", str(tmp_path), "--per-device", "4"])
-    command += ["--accumulation", "1", "--cases", "crop/resident/tied"]
+    command, environment = launch_command("zero2", 2, case_arguments(tmp_path, 2, ["crop/resident/tied"]))
     environment |= {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG)
     assert done.returncode != 0
     assert (
         "ValueError: DeepSpeed was asked for, but with `use_cpu` plain data-parallel training would run" in done.stderr

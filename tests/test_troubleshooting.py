@@ -106,7 +106,6 @@ def said_by_launch(command: str) -> str:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=280,
         env={**os.environ, "PYTHONPATH": str(ROOT), "ACCELERATE_USE_CPU": "true"},
     )
     assert done.returncode

@@ -5,6 +5,7 @@ kernel for a pass with gradient. Where that is not what the model's own forward 
 between backbone and head), [`OwnHead`] lets the model itself turn hidden states into logits, slower and exactly.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -45,6 +46,32 @@ def forward_as(module: torch.nn.Module, function: Callable) -> Iterator[None]:
             del module.forward
         else:
             module.forward = own
+
+
+@contextmanager
+def _unwatched(model: PreTrainedModel) -> Iterator[None]:
+    """
+    Let modules of a model that ZeRO-3 split run beside its forward: without hooks, on gathered weights.
+
+    ZeRO-3 notes the order in which modules first run and then keeps gathered what it takes to come again soon.
+    """
+    inside = set(backbone_of(model).modules())
+    outside = [module for module in model.modules() if module not in inside]
+    weights = {p for module in outside for p in module.parameters(recurse=False)}
+    if not any(hasattr(weight, "ds_id") for weight in weights):
+        yield
+        return
+    import deepspeed
+
+    modules = [(module, module._forward_pre_hooks, module._forward_hooks) for module in model.modules()]
+    try:
+        for module, *_ in modules:
+            module._forward_pre_hooks, module._forward_hooks = OrderedDict(), OrderedDict()
+        with deepspeed.zero.GatheredParameters(sorted(weights, key=lambda weight: weight.ds_id)):
+            yield
+    finally:
+        for module, before, after in modules:
+            module._forward_pre_hooks, module._forward_hooks = before, after
 
 
 class MatrixHead:
@@ -138,7 +165,8 @@ def projection_of(model: PreTrainedModel, forward: Callable, output_type: type, 
         return own
     matrix = MatrixHead(model)
     if getattr(model, "_head_is_matrix", None) is None:
-        model._head_is_matrix = _agree(matrix, own, model.config.get_text_config())
+        with _unwatched(model):
+            model._head_is_matrix = _agree(matrix, own)
     return matrix if model._head_is_matrix else own
 
 
@@ -150,7 +178,7 @@ def _is_matrix(head) -> bool:
 
 
 @torch.no_grad()
-def _agree(matrix: MatrixHead, own: OwnHead, config) -> bool:
+def _agree(matrix: MatrixHead, own: OwnHead) -> bool:
     weight = matrix.module.weight
     draw = torch.randn((4, matrix.module.in_features), generator=torch.Generator().manual_seed(0))
     hidden = (draw * torch.tensor([[1.0], [1.0], [30.0], [30.0]])).to(weight.device, own.model.dtype)

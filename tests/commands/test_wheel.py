@@ -100,7 +100,7 @@ def surroundings(**changes: str) -> dict:
     return {**kept, "OPENAI_API_KEY": "key", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **changes}
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.multiprocess
 def test_from_a_wheel_every_command_does_its_work(wheel, somewhere, tmp_path):
     target = tmp_path / "target"
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", str(target)]
@@ -110,7 +110,6 @@ def test_from_a_wheel_every_command_does_its_work(wheel, somewhere, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3000)
 def test_in_a_fresh_environment_every_command_does_its_work(wheel, somewhere, tmp_path):
     """Installs everything the package asks for, so it needs a package index and some gigabytes."""
     venv.create(tmp_path / "fresh", with_pip=True)

@@ -15,7 +15,7 @@ from crop_trl import CROPTrainer
 from crop_trl.scoring.local import LocalScorer
 from crop_trl.triplets import load_triplets
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.vllm
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from crop_trl.scoring.local import LocalScorer
 from crop_trl.scoring.server import ServerScorer, TeacherServerError
 from crop_trl.triplets import load_triplets
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.vllm
 TEACHER = "examples/tiny_math/models/teacher"
 K = 16
 

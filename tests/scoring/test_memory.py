@@ -10,7 +10,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "scoring_memory.py"
 
 def test_peak_memory_stays_at_a_few_tiles():
     command = [sys.executable, str(SCRIPT), "--device", "cpu", "--batch", "4", "--length", "1024", "--hidden", "16"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     measured = json.loads(done.stdout)
     # 4,096 positions x 151,936 entries in fp32 would be 2.3 GiB; a tile of logits is 0.25 GiB.

@@ -38,10 +38,10 @@ class FixedRollouts(CROPTrainer):
             completions.append([5 + byte % 40 for byte in digest[: 1 + digest[0] % MAX_LENGTH]])
         return completions, None
 
-    def _log_update(self, inputs, logprobs, *rest):
+    def _log_update(self, inputs, terms, logprobs, *rest):
         # A type of fewer digits than fp32 shows in the values, whatever they are stored as by now.
         self.rounded = torch.equal(logprobs, logprobs.bfloat16().float())
-        super()._log_update(inputs, logprobs, *rest)
+        super()._log_update(inputs, terms, logprobs, *rest)
 
     def _generate_and_score_completions(self, inputs):
         output = super()._generate_and_score_completions(inputs)

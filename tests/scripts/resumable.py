@@ -1,6 +1,7 @@
 """A few steps with real sampling and checkpoints, resumed if asked to; process 0 writes prompts and final weights.
 
-With `--stall`, process 1 stops after the first checkpoint, and the others wait for it in a collective operation.
+With `--stall`, process 1 stops after the first checkpoint, and the others wait for it in a collective operation. With
+`--evaluate-first`, why training after an evaluation is refused.
 """
 
 import argparse
@@ -31,7 +32,7 @@ class Stall(TrainerCallback):
         if state.global_step == SAVE_STEPS and args.process_index == 1:
             (self.folder / "pid.tmp").write_text(str(os.getpid()))
             os.replace(self.folder / "pid.tmp", self.folder / "pid")
-            time.sleep(600)
+            time.sleep(3600)
 
 
 def main() -> None:
@@ -58,6 +59,13 @@ def main() -> None:
     )
     if args.evaluate_first:
         trainer.evaluate()
+        try:
+            trainer.train()
+        except ValueError as error:
+            if trainer.accelerator.is_main_process:
+                args.output.mkdir(parents=True, exist_ok=True)
+                (args.output / "result.json").write_text(json.dumps({"refused": str(error)}))
+        return
     trainer.train(resume_from_checkpoint=args.resume or None)
     trainer.save_model()
     weights = whole_weights(trainer)

@@ -1,9 +1,6 @@
 """Evaluation counts every response once, however batches and processes cut them; settings that train nothing."""
 
-import subprocess
-
 import pytest
-from test_distributed import STEPS_SCRIPT, launch_command
 from tiny import make_rows, make_trainer
 
 from crop_trl import CROPConfig
@@ -30,17 +27,6 @@ def test_a_last_batch_that_is_not_full_counts_for_what_it_holds(tmp_path, batch_
     assert result["eval_rewards/response_lengths/mean"] == pytest.approx(mean, rel=1e-6)
     assert result["eval_reward"] == pytest.approx(mean / 2, rel=1e-6)
     assert result["eval_completions/mean_length"] == pytest.approx(mean, rel=1e-6)
-
-
-@pytest.mark.multiprocess
-@pytest.mark.xdist_group("processes")
-def test_evaluating_before_training_on_several_processes_is_refused(tmp_path):
-    """Transformers would train the model that it prepared for evaluation, each process by itself."""
-    arguments = ["--output", str(tmp_path), "--placement", "resident", "--evaluate-first"]
-    command, environment = launch_command("ddp", 2, STEPS_SCRIPT, arguments)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
-    assert done.returncode != 0
-    assert "ValueError: `evaluate` ran before `train` on 2 processes" in done.stderr
 
 
 @pytest.mark.parametrize(

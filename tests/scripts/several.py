@@ -1,0 +1,15 @@
+"""Runs scripts of this folder one after another in one launch, whose start takes longer than their work.
+
+`several.py FIRST.py --its options + SECOND.py --its options`.
+"""
+
+import runpy
+import sys
+from itertools import groupby
+from pathlib import Path
+
+if __name__ == "__main__":
+    for between, words in groupby(sys.argv[1:], lambda word: word == "+"):
+        if not between:
+            sys.argv = list(words)
+            runpy.run_path(str(Path(__file__).parent / sys.argv[0]), run_name="__main__")
