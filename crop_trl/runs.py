@@ -37,7 +37,7 @@ class ScriptArguments:
         num_counterfactuals, num_paraphrases (`int`): How many of each a prompt may have; beyond the first they come
             from the record's `alternates`.
         reward (`str`): `accuracy` or `none`; with `--reward_weights 0` it is watched without being trained on.
-        heatmap (`bool`): Whether to end with a picture of the tokens chosen in one held-out response; by default where
+        heatmap (`bool`): Whether to end with a picture of the tokens kept in one held-out response; by default where
             matplotlib is installed.
     """
 
@@ -54,7 +54,7 @@ class ScriptArguments:
     reward: str = field(default="none", metadata={"help": "accuracy or none; see reward_weights of the trainer."})
     heatmap: bool | None = field(
         default=None,
-        metadata={"help": "End with a picture of the tokens chosen in a response; by default if matplotlib is there."},
+        metadata={"help": "End with a picture of the tokens kept in a response; by default if matplotlib is there."},
     )
 
     def __post_init__(self):
@@ -217,7 +217,7 @@ def save_heatmap(trainer: CROPTrainer, folder: Path) -> None:
     if trainer.accelerator.is_main_process:
         save_png(heatmap, folder / "heatmap.png")
         save_html(heatmap, folder / "heatmap.html")
-        print(f"Tokens chosen in one response: {folder / 'heatmap.png'} and {folder / 'heatmap.html'}")
+        print(f"Tokens kept in one response: {folder / 'heatmap.png'} and {folder / 'heatmap.html'}")
 
 
 def finish_run(trainer: CROPTrainer, heatmap: bool = False) -> RunResult:
