@@ -172,12 +172,10 @@ def _find_duplicates(problem_set: ProblemSet, leave_out: bool) -> None:
             groups[folded(problem.text)].append(problem)
     repeated = [group for group in groups.values() if len(group) > 1]
     problem_set.duplicates = {
-        "groups": len(repeated),
         "rows": sum(len(group) - 1 for group in repeated),
         "identical": sum(len(group) - len({problem.text for problem in group}) for group in repeated),
         "conflicting_answers": sum(len({problem.answer for problem in group}) > 1 for group in repeated),
         "left_out": leave_out,
-        "examples": [[problem.id for problem in group] for group in repeated[:5]],
     }
     if leave_out:
         later = {problem.id for group in repeated for problem in group[1:]}

@@ -7,7 +7,9 @@ import sys
 import pytest
 
 from crop_trl.files import InUseError
-from crop_trl.triplets.ledger import Ledger, LedgerError, read_entries, request_key
+from crop_trl.triplets.costs import Account
+from crop_trl.triplets.ledger import Known, Ledger, LedgerError, read_entries, request_key
+from crop_trl.triplets.settings import TripletSettings
 
 
 def fill(path, count, start=0):
@@ -48,6 +50,24 @@ def test_every_length_of_a_half_written_line_is_recovered(tmp_path):
         fill(path, 2)
         with Ledger(path) as ledger:
             assert len(ledger) == 2 and ledger.spoiled == (0, 0)
+
+
+EARLIER = b"""\
+{"ledger_format":1}
+{"key":"4f","kind":"critic","problem":"p1","round":1,"attempt":0,"model":"gpt-5","templates":"v1-02e5ff64c38b",\
+"time":"2026-10-28T19:00:00+00:00","usage":{"prompt_tokens":9,"completion_tokens":4},"answer":{"content":"{}"}}
+{"endpoint":"http://127.0.0.1:9/v1","mode":"json_object","served":"26"}
+"""
+
+
+def test_a_ledger_of_an_earlier_version_is_read(tmp_path):
+    path, known, account = tmp_path / "ledger.jsonl", Known(), Account()
+    path.write_bytes(EARLIER)
+    with Ledger(path, lambda entry: (known.add(entry), account.add(entry))) as ledger:
+        assert ledger.get("4f")["answer"] == {"content": "{}"}
+    settings = TripletSettings(base_url="http://127.0.0.1:9/v1", model="any")
+    assert (known.mode(settings), known.served, known.askers) == ("json_object", {"26"}, {("gpt-5", "v1-02e5ff64c38b")})
+    assert account.rows[0]["dollars"] > 0 and path.read_bytes() == EARLIER
 
 
 def test_a_spoiled_line_in_the_middle_costs_only_itself(tmp_path):
