@@ -31,7 +31,7 @@ from .source import KNOWN_WRAPPERS, Problem, ProblemSet, read_problems
 
 
 @dataclass
-class Generation:
+class TripletRun:
     """What a run left behind."""
 
     records: list[dict[str, Any]]  # those that it finished, in the order of the input
@@ -42,7 +42,7 @@ class Generation:
     kept: int = 0  # records of earlier runs that stay as they are
 
 
-def generate_triplets(settings: TripletSettings, progress: bool = True) -> Generation:
+def generate_triplets(settings: TripletSettings, progress: bool = True) -> TripletRun:
     """
     Make triplets of all problems that `settings` name, or go on with a run that was interrupted.
 
@@ -53,7 +53,7 @@ def generate_triplets(settings: TripletSettings, progress: bool = True) -> Gener
         progress (`bool`, *optional*, defaults to `True`): Show a progress bar.
 
     Returns:
-        The [`Generation`]; the output directory holds the records (`triplets.jsonl`, `incomplete.jsonl`).
+        The [`TripletRun`]; the output directory holds the records (`triplets.jsonl`, `incomplete.jsonl`).
 
     Raises:
         `ValueError`: a setting or an input that cannot work, or another run in the directory; nothing was sent.
@@ -68,7 +68,7 @@ def generate_triplets(settings: TripletSettings, progress: bool = True) -> Gener
         return thread.submit(asyncio.run, _generate(settings, progress)).result()
 
 
-async def _generate(settings: TripletSettings, progress: bool) -> Generation:
+async def _generate(settings: TripletSettings, progress: bool) -> TripletRun:
     templates = load_templates(settings.templates)
     redact = Redactor(*settings.secrets())
     problem_set = read_problems(settings)
@@ -142,7 +142,7 @@ def _check_prices(settings: TripletSettings, given: Mapping[str, Prices], output
 
 
 def _save(
-    output: OutputDirectory, result: Generation, stored: list[dict[str, Any]], problem_set: ProblemSet, retries: Counter
+    output: OutputDirectory, result: TripletRun, stored: list[dict[str, Any]], problem_set: ProblemSet, retries: Counter
 ) -> None:
     records, kept = merge_records(result.records, stored, problem_set)
     result.kept = kept.total()
@@ -176,7 +176,7 @@ class Run:
     templates: Templates
     asker: Asker
 
-    async def process(self, problem_set: ProblemSet, progress: bool) -> Generation:
+    async def process(self, problem_set: ProblemSet, progress: bool) -> TripletRun:
         """Take every problem through its rounds."""
         problems = problem_set.problems
         records: list[dict[str, Any] | None] = [None] * len(problems)
@@ -205,7 +205,7 @@ class Run:
         if asker.lost:
             said = asker.error or "The ledger cannot be written."
             asker.error = LedgerError(f"{said} Answers that came and could not be kept: {asker.lost}.")
-        return Generation(finished, len(problems), asker.stopped, asker.error, asker.requests)
+        return TripletRun(finished, len(problems), asker.stopped, asker.error, asker.requests)
 
     async def _record(self, problem: Problem) -> dict[str, Any]:
         if problem.excluded:

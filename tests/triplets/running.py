@@ -7,7 +7,7 @@ from pathlib import Path
 from triplets.scripted_server import PLANS
 
 from crop_trl.triplets.outputs import OutputDirectory
-from crop_trl.triplets.pipeline import Generation, generate_triplets
+from crop_trl.triplets.pipeline import TripletRun, generate_triplets
 from crop_trl.triplets.settings import TripletSettings
 
 KEY = "sk-test-0123456789abcdef"
@@ -43,7 +43,7 @@ def served(log: Path) -> list[dict]:
     return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
 
-def generate(url: str, source: str, output: str | Path, **changes) -> Generation:
+def generate(url: str, source: str, output: str | Path, **changes) -> TripletRun:
     """A run in this process."""
     return generate_triplets(
         TripletSettings(input=[source], output=str(output), base_url=url, **(FAST | changes)), False
