@@ -216,7 +216,7 @@ def normalize(text: str) -> str:
     text = unicodedata.normalize("NFKC", text)
     text = "".join(" " if unicodedata.category(char) == "Cc" else char for char in text)
     text = re.sub(r"(?<=\d)(?:,\\!|\{,\})(?=\d{3}(?!\d))", "", text)
-    text = re.sub(r"\\(?:mathrm|operatorname) ?\{ ?([ei]) ?\}", r"\1", text)
+    text = re.sub(r"\\(?:mathrm|operatorname) ?(?:\{ ?([ei]) ?\}|([ei])(?![a-zA-Z]))", r"\1\2", text)
     text = re.sub(r"(?<!\\)\$", "", _out_of_text(text))
     text = re.sub(r"\\\\|\\[()\[\]!]|\\[,;:> ]|~", lambda m: m.group() if m.group() == r"\\" else
                   "" if m.group()[-1] in "()[]!" else " ", text)  # fmt: skip
