@@ -73,9 +73,13 @@ def test_a_known_mode_is_tried_first(start_server):
     ],
 )
 def test_passing_faults_are_repeated(start_server, fault, cause):
-    client, (first, answer) = run(start_server(), "[plan:good]", f"[plan:{fault}]", timeout=0.7)
+    limits = {"timeout": 0.7, "max_retries": 50} if cause == "timeout" else {"timeout": 60.0}
+    client, (first, answer) = run(start_server(), "[plan:good]", f"[plan:{fault}]", **limits)
     assert answer.content.startswith('{"decision"'), answer
-    assert client.retries == {cause: 1}
+    if cause == "timeout":  # on a slow machine others may take as long
+        assert client.retries.keys() == {cause}
+    else:
+        assert client.retries == {cause: 1}
 
 
 def without_key(error: BaseException) -> bool:
