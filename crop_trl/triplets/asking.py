@@ -67,8 +67,8 @@ class Asker:
         problem: Problem,
         current: Round,
         read: Callable[[str], tuple[Any, Counter]],
-    ) -> tuple[Any] | None:
-        """Ask and read, again if the answer is unusable and `malformed_retries` allows; `None` when it stays so."""
+    ) -> Any:
+        """What `read` finds in an answer; asked again if it is unusable and `malformed_retries` allows, at last `None`."""
         for attempt in range(self.settings.malformed_retries + 1):
             answer, fresh = await self._answer(kind, messages, number, attempt, problem.id)
             current.models[kind] = answer["served_model"]
@@ -78,7 +78,7 @@ class Asker:
             if fresh:
                 self._brake(kind, bool(found) or "no_candidates" in flaws, ", ".join(flaws))
             if found:
-                return (found,)
+                return found
             if FINAL_FLAWS & set(flaws):
                 break
         return None

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from .. import files
@@ -228,12 +229,8 @@ class Run:
     async def _round(self, problem: Problem, number: int, feedback: str, current: Round) -> None:
         settings = self.settings
         messages = self.templates.generator_messages(problem.text, settings.candidates, feedback)
-
-        def read(content: str) -> tuple[list[dict[str, str]], Counter]:
-            return read_candidates(content, settings.candidates)
-
-        found = await self.asker.ask("generator", messages, number, problem, current, read)
-        written = found[0] if found else ()
+        read = partial(read_candidates, limit=settings.candidates)
+        written = await self.asker.ask("generator", messages, number, problem, current, read) or ()
         wrappers = [wrapper for wrapper in (settings.input_template, *KNOWN_WRAPPERS) if wrapper]
         known = commands([problem.text, *(text for fields in written for text in fields.values())])
         for place, fields in enumerate(written, start=1):
@@ -253,9 +250,9 @@ class Run:
 
         judged = await self.asker.ask("critic", messages, number, problem, current, judge)
         if judged:
-            evaluations, selected = judged[0]
+            evaluations, selected = judged
             for place, candidate in enumerate(complete, start=1):
                 candidate.evaluation = evaluations.get(place)
             # As numbered among all candidates of the round, not among those that were sent.
-            known = selected is not None and 1 <= selected <= len(complete)
-            current.selected = complete[selected - 1].number if known else None
+            if selected is not None and 1 <= selected <= len(complete):
+                current.selected = complete[selected - 1].number
