@@ -68,7 +68,7 @@ class Asker:
         current: Round,
         read: Callable[[str], tuple[Any, Counter]],
     ) -> Any:
-        """What `read` finds in an answer; asked again if it is unusable and `malformed_retries` allows, at last `None`."""
+        """What `read` finds in an answer, or `None`; asked again where `malformed_retries` allows."""
         for attempt in range(self.settings.malformed_retries + 1):
             answer, fresh = await self._answer(kind, messages, number, attempt, problem.id)
             current.models[kind] = answer["served_model"]
