@@ -29,8 +29,6 @@ def warn_of_coarse_weights(student: torch.nn.Module, learning_rate: float) -> No
 
 def make_student(model: PreTrainedModel, args, pad_token_id: int, accelerator: Accelerator) -> LocalScorer:
     """Make the student ready for scoring and update, in place, and return its scorer."""
-    if model.get_output_embeddings() is None:
-        raise ValueError(f"The student is a {type(model).__name__}, which has no output head; choose a causal LM.")
     keep_full_outputs(accelerator)
     warn_of_coarse_weights(model, args.learning_rate)
     bare = model.get_base_model() if is_peft_model(model) else model

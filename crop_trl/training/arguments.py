@@ -2,8 +2,9 @@
 
 from inspect import isfunction
 
+import transformers
 from peft import AutoPeftModelForCausalLM, PeftModel
-from transformers import PreTrainedModel, TrainingArguments
+from transformers import AutoConfig, PreTrainedModel, TrainingArguments
 
 from ..config import CROPConfig
 from ..models.adapters import is_adapter
@@ -53,4 +54,11 @@ def ready_student(model, args: CROPConfig):
     """A student that the trainer can take: the folder of an adapter is loaded, to go on with that adapter."""
     if isinstance(model, str) and is_adapter(model):
         return AutoPeftModelForCausalLM.from_pretrained(model, is_trainable=True, **(args.model_init_kwargs or {}))
+    if isinstance(model, str):
+        named = AutoConfig.from_pretrained(model, trust_remote_code=args.trust_remote_code).architectures
+        kind = getattr(transformers, (named or [""])[0], None)
+    else:
+        kind = type(model.get_base_model() if isinstance(model, PeftModel) else model)
+    if hasattr(kind, "can_generate") and not kind.can_generate():
+        raise ValueError(f"The student is a {kind.__name__}, which has no output head; choose a causal LM.")
     return model

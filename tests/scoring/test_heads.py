@@ -137,6 +137,9 @@ def test_heads_of_other_models_are_refused(tmp_path):
     for name in ("classifier", "headless"):
         with pytest.raises(ValueError, match="has no lm_head.weight, which would be random"):
             make_trainer(tmp_path / "run", teacher=str(tmp_path / name))
+    for student in (str(tmp_path / "classifier"), make_model(0).model):
+        with pytest.raises(ValueError, match="which has no output head; choose a causal LM"):
+            make_trainer(tmp_path / "run", student=student)
 
 
 def test_a_head_in_fp32_is_scored_in_fp32(tmp_path):
