@@ -1,5 +1,7 @@
 """CROPTrainer end to end on small random models."""
 
+import functools
+
 import pytest
 import torch
 from architectures import tiny_model
@@ -25,6 +27,12 @@ def train(tmp_path, **overrides):
     return trainer
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Runs by their settings, each made once: for tests that only look at what came out."""
+    return functools.cache(lambda **settings: train(tmp_path_factory.mktemp("run"), **settings))
+
+
 def same_update(a, b, tolerance=1e-5) -> bool:
     """Whether two runs moved the student alike, relative to how far they moved it."""
     start = flat_weights(make_model(0))
@@ -42,8 +50,8 @@ def test_every_method_trains(tmp_path, method):
 
 
 @pytest.mark.parametrize("method", ["crop", "opd", "random"])
-def test_loss_and_gradient_do_not_depend_on_the_split(tmp_path, method):
-    whole = train(tmp_path / "1x8", method=method)
+def test_loss_and_gradient_do_not_depend_on_the_split(tmp_path, trained, method):
+    whole = trained(method=method)
     for per_device, accumulation in ((4, 2), (1, 8)):
         split = train(
             tmp_path / f"{accumulation}x{per_device}",
@@ -56,16 +64,15 @@ def test_loss_and_gradient_do_not_depend_on_the_split(tmp_path, method):
         assert same_update(split, whole)
 
 
-def test_a_ratio_of_one_is_pure_distillation(tmp_path):
-    dense = train(tmp_path / "a", method="opd")
-    everything = train(tmp_path / "b", method="crop", retention_ratio=1.0)
-    sparse = train(tmp_path / "c", method="crop", retention_ratio=0.2)
+def test_a_ratio_of_one_is_pure_distillation(trained):
+    dense, sparse = trained(method="opd"), trained(method="crop")
+    everything = trained(method="crop", retention_ratio=1.0)
     assert same_update(everything, dense)
     assert not same_update(sparse, dense, tolerance=0.1)
 
 
-def test_opposite_masks_give_different_gradients(tmp_path):
-    top, bottom = train(tmp_path / "a", method="crop"), train(tmp_path / "b", method="crop-bottom")
+def test_opposite_masks_give_different_gradients(trained):
+    top, bottom = trained(method="crop"), trained(method="crop-bottom")
     assert not same_update(top, bottom, tolerance=0.1)
 
 
@@ -159,8 +166,8 @@ def test_lora_student_and_resume(tmp_path):
     assert resumed.state.global_step == 2
 
 
-def test_gradient_checkpointing_changes_nothing(tmp_path):
-    plain, checkpointed = train(tmp_path / "a"), train(tmp_path / "b", gradient_checkpointing=True)
+def test_gradient_checkpointing_changes_nothing(trained):
+    plain, checkpointed = trained(method="crop"), trained(method="crop", gradient_checkpointing=True)
     torch.testing.assert_close(flat_weights(plain.model), flat_weights(checkpointed.model))
 
 
@@ -168,8 +175,8 @@ def lengths_as_reward(completions, **kwargs):
     return [float(len(completion[0]["content"])) for completion in completions]
 
 
-def test_rewards(tmp_path):
-    without = train(tmp_path / "none")
+def test_rewards(tmp_path, trained):
+    without = trained(method="crop")
     watched = train(tmp_path / "watched", reward_funcs=lengths_as_reward, reward_weights=[0.0])
     used = train(tmp_path / "used", reward_funcs=lengths_as_reward)
     assert torch.equal(flat_weights(without.model), flat_weights(watched.model))
