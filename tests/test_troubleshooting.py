@@ -1,4 +1,8 @@
-"""Every error of docs/troubleshooting.md is brought about as the page says, and says what the page says."""
+"""
+Every error of docs/troubleshooting.md is brought about as the page says, and says what the page says.
+
+So are those of `data/plain_sentences.txt`, which need no page.
+"""
 
 import contextlib
 import io
@@ -7,6 +11,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -43,6 +48,17 @@ ENTRY = re.compile(
     re.MULTILINE,
 )
 ENTRIES = [Entry(**{name: text or "" for name, text in found.groupdict().items()}) for found in ENTRY.finditer(PAGE)]
+
+
+def plain_entries() -> list[Entry]:
+    """Sentences that say all there is to say: a line each, and below it what brings it about."""
+    parts = [part.partition("\n") for part in (ROOT / "tests/data/plain_sentences.txt").read_text().split("\n\n")]
+    codes = [textwrap.dedent(code) for _, _, code in parts]
+    languages = ["bash" if re.search("^crop-trl ", code, re.MULTILINE) else "python" for code in codes]
+    return [
+        Entry(title=message[:50], message=message, mark="", language=language, code=code)
+        for (message, _, _), language, code in zip(parts, languages, codes)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +135,10 @@ def as_pattern(message: str) -> str:
 
 @pytest.mark.parametrize(
     "entry",
-    [pytest.param(e, id=e.title, marks=[pytest.mark.slow] if e.mark == "slow" else []) for e in ENTRIES],
+    [
+        pytest.param(e, id=e.title, marks=[pytest.mark.slow] if e.mark == "slow" else [])
+        for e in [*ENTRIES, *plain_entries()]
+    ],
 )
 def test_the_error_is_as_the_page_says(entry, repository, request):
     if entry.mark == "where vllm is not installed" and find_spec("vllm"):
