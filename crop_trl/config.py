@@ -1,6 +1,8 @@
 """Configuration of [`~crop_trl.CROPTrainer`]: GRPO's, with the paper's values as defaults."""
 
+import inspect
 import json
+import textwrap
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,148 +28,120 @@ def _json_object(name: str, text: str) -> dict:
     return value
 
 
+def option(default: Any, help: str) -> Any:
+    """A field of a dataclass, with the text that both its docstring and `--help` show."""
+    return field(default=default, metadata={"help": help})
+
+
+def documented(cls: type) -> type:
+    """List a dataclass's own fields, with their `help`, in its docstring."""
+    own = [cls.__dataclass_fields__[name] for name in vars(cls)["__annotations__"]]
+    lines = ["", "", "Args:"]
+    for f in own:
+        if "help" in f.metadata:
+            kind = f.type.__name__ if f.type in (str, int, float, bool) else str(f.type)
+            lines += [f"    {f.name} (`{kind}`, *optional*, defaults to `{f.default!r}`):"]
+            lines += textwrap.wrap(f.metadata["help"], 110, initial_indent=" " * 8, subsequent_indent=" " * 8)
+    cls.__doc__ = inspect.cleandoc(cls.__doc__) + "\n".join(lines)
+    return cls
+
+
+@documented
 @dataclass
 class CROPConfig(GRPOConfig):
-    r"""
+    """
     Configuration class for the [`CROPTrainer`].
 
     Only the parameters that CROP adds, or whose default it changes, are listed here; for the others see
     [`~trl.GRPOConfig`] and [`~transformers.TrainingArguments`]. The defaults are the paper's values (its appendix on
     training hyperparameters), but for the size of a step and of a run: there 144 prompts (`prompts_per_step`) and 115
     steps (`max_steps`), here what `per_device_train_batch_size` and the data come to, with a checkpoint every 500.
-
-    Args:
-        method (`str`, *optional*, defaults to `"crop"`):
-            Which tokens of a response are kept: a name in [`~crop_trl.methods.METHODS`].
-        retention_ratio (`float`, *optional*, defaults to `0.2`):
-            Nominal share of each response that is kept, in (0, 1].
-        min_tokens (`int`, *optional*, defaults to `1`):
-            Fewest tokens kept in a response.
-        score_top_k (`int`, *optional*, defaults to `16`):
-            Vocabulary entries the scorers return at each position (K of the paper). Not to be confused with `top_k`,
-            which restricts sampling.
-        lambda_opd (`float`, *optional*, defaults to `1.0`):
-            Strength of the teacher's correction in the advantages.
-        iw_max_weight (`float`, *optional*, defaults to `1.5`):
-            Largest weight of importance-weighted distillation.
-        selector_seed (`int`, *optional*, defaults to `42`):
-            Seed of methods that draw at random.
-        credit_lambda (`float`, *optional*):
-            Strength of the contrast with unrelated prompts; `None` takes the method's own.
-        credit_num_negatives (`int`, *optional*, defaults to `1`):
-            Unrelated prompts a response is contrasted with.
-        credit_seed (`int`, *optional*, defaults to `42`):
-            Seed of their draw.
-        max_prompt_length (`int`, *optional*, defaults to `1024`):
-            Longest rendered prompt in tokens, of all the prompts a row has; longer rows are left out. `None`: no limit.
-        prompts_per_step (`int`, *optional*):
-            Prompts of one optimizer step over all processes; `gradient_accumulation_steps` follows from it.
-        teacher_model_name_or_path (`str`, *optional*):
-            Teacher, when it is not passed to the trainer.
-        teacher_init_kwargs (`dict` or `str`, *optional*):
-            Keyword arguments of `from_pretrained` for the teacher; `dtype` defaults to that of training.
-        teacher_placement (`str`, *optional*, defaults to `"resident"`):
-            Where a local teacher lives: `"resident"`, whole on each training device; `"offload"`, in CPU memory, and on
-            the device while it scores; or `"sharded"`, spread over the devices as ZeRO-3 or FSDP2 spreads the student.
-        teacher_quantization (`str`, *optional*):
-            `"8bit"` (LLM.int8) or `"4bit"` (NF4) loads the teacher quantised by bitsandbytes.
-        teacher_server_urls (`list[str]`, *optional*):
-            Base URLs of OpenAI-compatible vLLM servers that hold the teacher, such as `http://localhost:8000/v1`;
-            `teacher_model_name_or_path` is then the name that they serve it under. A key is read from the environment
-            variable `TEACHER_API_KEY`.
-        teacher_server_timeout (`float`, *optional*, defaults to `600.0`):
-            Seconds that training waits for a teacher server that fails before it ends with an error.
-        preflight (`bool`, *optional*, defaults to `True`):
-            Check teacher, prompts and settings together on one row before training, see
-            [`~crop_trl.scoring.preflight.run_preflight`].
-        score_tokens_per_batch (`int`, *optional*, defaults to `16384`):
-            Tokens of one scoring forward, padding included.
-        compile_layers (`bool`, *optional*, defaults to `False`):
-            Compile the decoder layers of student and local teacher, see
-            [`~crop_trl.models.compilation.compile_layers`]; needs `use_vllm`, and costs a minute at the start.
-        pad_to_multiple_of (`int`, *optional*):
-            Length to whose multiples forwards are padded; by default 8 with `compile_layers`, whose kernels differ
-            for other lengths and would be compiled once more, and 1 without.
-        selection_export_steps (`int`, *optional*, defaults to `0`):
-            Write token ids, scores and masks of every n-th step to `selection/` in the output folder; 0: never. What an
-            earlier run left there of the same steps is deleted.
     """
 
     _VALID_DICT_FIELDS = GRPOConfig._VALID_DICT_FIELDS + ["teacher_init_kwargs"]
 
     # Defaults that differ from GRPOConfig's.
-    learning_rate: float = field(default=1e-6, metadata={"help": "Initial learning rate for AdamW."})
-    adam_beta1: float = field(default=0.9, metadata={"help": "Beta1 of AdamW."})
-    adam_beta2: float = field(default=0.999, metadata={"help": "Beta2 of AdamW."})
-    weight_decay: float = field(default=0.01, metadata={"help": "Weight decay of AdamW."})
-    lr_scheduler_type: str = field(default="constant", metadata={"help": "Learning rate schedule."})
-    warmup_steps: float = field(default=0, metadata={"help": "Warmup steps, or their share when below 1."})
-    max_grad_norm: float = field(default=1.0, metadata={"help": "Gradient clipping norm."})
-    num_train_epochs: float = field(default=1.0, metadata={"help": "Passes over the prompts."})
-    num_generations: int | None = field(default=4, metadata={"help": "Responses sampled for each prompt."})
-    max_completion_length: int | None = field(default=4096, metadata={"help": "Longest response in tokens."})
-    epsilon_high: float | None = field(default=0.28, metadata={"help": "Upper clipping radius of the ratio."})
-    shuffle_dataset: bool | None = field(default=False, metadata={"help": "Whether to shuffle the prompts."})
-    vllm_importance_sampling_correction: bool = field(
-        default=False, metadata={"help": "Must stay off: it would drop whole responses. The engine gap is logged."}
+    learning_rate: float = option(1e-6, "Initial learning rate for AdamW.")
+    adam_beta1: float = option(0.9, "Beta1 of AdamW.")
+    adam_beta2: float = option(0.999, "Beta2 of AdamW.")
+    weight_decay: float = option(0.01, "Weight decay of AdamW.")
+    lr_scheduler_type: str = option("constant", "Learning rate schedule.")
+    warmup_steps: float = option(0, "Warmup steps, or their share when below 1.")
+    max_grad_norm: float = option(1.0, "Gradient clipping norm.")
+    num_train_epochs: float = option(1.0, "Passes over the prompts.")
+    num_generations: int | None = option(4, "Responses sampled for each prompt.")
+    max_completion_length: int | None = option(4096, "Longest response in tokens.")
+    epsilon_high: float | None = option(0.28, "Upper clipping radius of the ratio.")
+    shuffle_dataset: bool | None = option(False, "Whether to shuffle the prompts.")
+    vllm_importance_sampling_correction: bool = option(
+        False, "Must stay off: it would drop whole responses. The engine gap is logged."
     )
-    remove_unused_columns: bool | None = field(
-        default=False, metadata={"help": "Whether to drop dataset columns that no part of the training uses."}
+    remove_unused_columns: bool | None = option(
+        False, "Whether to drop dataset columns that no part of the training uses."
+    )
+    pad_to_multiple_of: int | None = option(
+        None,
+        "Length to whose multiples forwards are padded; by default 8 with `compile_layers`, whose kernels differ for "
+        "other lengths and would be compiled once more, and 1 without.",
     )
 
     # What CROP adds.
-    method: str = field(default="crop", metadata={"help": "Which tokens of a response are kept."})
-    retention_ratio: float = field(
-        default=0.2, metadata={"help": "Nominal share of each response that is kept, in (0, 1]."}
+    method: str = option("crop", "Which tokens of a response are kept: a name in `crop_trl.METHODS`.")
+    retention_ratio: float = option(0.2, "Nominal share of each response that is kept, in (0, 1].")
+    min_tokens: int = option(1, "Fewest tokens kept in a response.")
+    score_top_k: int = option(
+        16,
+        "Vocabulary entries the scorers return at each position (K of the paper). Not to be confused with `top_k`, "
+        "which restricts sampling.",
     )
-    min_tokens: int = field(default=1, metadata={"help": "Fewest tokens kept in a response."})
-    score_top_k: int = field(
-        default=16, metadata={"help": "Vocabulary entries the scorers return at each position (K of the paper)."}
+    lambda_opd: float = option(1.0, "Strength of the teacher's correction in the advantages.")
+    iw_max_weight: float = option(1.5, "Largest weight of importance-weighted distillation.")
+    selector_seed: int = option(42, "Seed of methods that draw at random.")
+    credit_lambda: float | None = option(
+        None, "Strength of the contrast with unrelated prompts; None takes the method's own."
     )
-    lambda_opd: float = field(default=1.0, metadata={"help": "Strength of the teacher's correction in the advantages."})
-    iw_max_weight: float = field(default=1.5, metadata={"help": "Largest weight of importance-weighted distillation."})
-    selector_seed: int = field(default=42, metadata={"help": "Seed of methods that draw at random."})
-    credit_lambda: float | None = field(
-        default=None, metadata={"help": "Strength of the contrast with unrelated prompts; None: the method's own."}
+    credit_num_negatives: int = option(1, "Unrelated prompts a response is contrasted with.")
+    credit_seed: int = option(42, "Seed of their draw.")
+    max_prompt_length: int | None = option(
+        1024,
+        "Longest rendered prompt in tokens, of all the prompts a row has; longer rows are left out. None: no limit.",
     )
-    credit_num_negatives: int = field(default=1, metadata={"help": "Unrelated prompts a response is contrasted with."})
-    credit_seed: int = field(default=42, metadata={"help": "Seed of their draw."})
-    max_prompt_length: int | None = field(
-        default=1024, metadata={"help": "Longest rendered prompt in tokens; longer rows are left out."}
+    prompts_per_step: int | None = option(
+        None, "Prompts of one optimizer step over all processes; `gradient_accumulation_steps` follows from it."
     )
-    prompts_per_step: int | None = field(
-        default=None,
-        metadata={"help": "Prompts of one optimizer step over all processes; sets gradient_accumulation_steps."},
+    teacher_model_name_or_path: str | None = option(
+        None, "Teacher, when it is not passed to the trainer; with `teacher_server_urls` the name it is served under."
     )
-    teacher_model_name_or_path: str | None = field(
-        default=None, metadata={"help": "Teacher, when it is not passed to the trainer."}
+    teacher_init_kwargs: dict[str, Any] | str | None = option(
+        None,
+        "Keyword arguments of `from_pretrained` for the teacher, a dict or JSON; `dtype` defaults to that of training.",
     )
-    teacher_init_kwargs: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": "Keyword arguments of from_pretrained for the teacher, as JSON."}
+    teacher_placement: str = option(
+        "resident",
+        "Where a local teacher lives: resident, whole on each training device; offload, in CPU memory, and on the "
+        "device while it scores; or sharded, spread over the devices as ZeRO-3 or FSDP2 spreads the student.",
     )
-    teacher_placement: str = field(
-        default="resident", metadata={"help": "Where a local teacher lives: resident, offload or sharded."}
+    teacher_quantization: str | None = option(
+        None, "8bit (LLM.int8) or 4bit (NF4) loads the teacher quantised by bitsandbytes."
     )
-    teacher_quantization: str | None = field(
-        default=None, metadata={"help": "Load the teacher quantised by bitsandbytes: 8bit or 4bit."}
+    teacher_server_urls: list[str] | None = option(
+        None,
+        "Base URLs of OpenAI-compatible vLLM servers that hold the teacher, such as http://localhost:8000/v1. A key is "
+        "read from the environment variable TEACHER_API_KEY.",
     )
-    teacher_server_urls: list[str] | None = field(
-        default=None, metadata={"help": "Base URLs of OpenAI-compatible vLLM servers that hold the teacher."}
+    teacher_server_timeout: float = option(
+        600.0, "Seconds that training waits for a teacher server that fails before it ends with an error."
     )
-    teacher_server_timeout: float = field(
-        default=600.0, metadata={"help": "Seconds to wait for a failing teacher server before training ends."}
+    preflight: bool = option(True, "Check teacher, prompts and settings together on one row before training.")
+    score_tokens_per_batch: int = option(16384, "Tokens of one scoring forward, padding included.")
+    compile_layers: bool = option(
+        False,
+        "Compile the decoder layers of student and local teacher; needs `use_vllm`, and costs a minute at the start.",
     )
-    preflight: bool = field(
-        default=True, metadata={"help": "Check teacher, prompts and settings together on one row before training."}
-    )
-    score_tokens_per_batch: int = field(
-        default=16384, metadata={"help": "Tokens of one scoring forward, padding included."}
-    )
-    compile_layers: bool = field(
-        default=False, metadata={"help": "Compile the decoder layers of student and local teacher; needs use_vllm."}
-    )
-    selection_export_steps: int = field(
-        default=0, metadata={"help": "Write scores and masks of every n-th step to the output folder; 0: never."}
+    selection_export_steps: int = option(
+        0,
+        "Write token ids, scores and masks of every n-th step to `selection/` in the output folder; 0: never. What an "
+        "earlier run left there of the same steps is deleted.",
     )
 
     def __post_init__(self):

@@ -8,7 +8,7 @@ from pathlib import Path
 from datasets import Dataset
 from trl import ModelConfig, get_peft_config
 
-from .config import CROPConfig
+from .config import CROPConfig, documented, option
 from .evaluation.grading import accuracy_reward
 from .methods import METHODS, get_method
 from .methods.selector_file import register_selector
@@ -22,39 +22,28 @@ REWARDS = {"accuracy": accuracy_reward, "none": None}
 ACCURACY = "eval_rewards/accuracy_reward/mean"
 
 
+@documented
 @dataclass
 class ScriptArguments:
-    r"""
-    What a run takes beside [`TrainConfig`] and [`~trl.ModelConfig`].
+    """What a run takes beside [`TrainConfig`] and [`~trl.ModelConfig`]."""
 
-    Args:
-        dataset_name (`str`): File (JSONL, JSON, CSV, Parquet) or hub dataset of triplet records.
-        dataset_split (`str`): Split of a hub dataset.
-        eval_dataset_name (`str`, *optional*): The same for held-out problems; without it nothing is evaluated.
-        eval_dataset_split (`str`): Split of a hub dataset.
-        prompt_template (`str`): Answer-format wrapper put around every problem; holds `{problem}` once.
-        conversational (`bool`): Whether prompts are chat messages or plain text.
-        num_counterfactuals, num_paraphrases (`int`): How many of each a prompt may have; beyond the first they come
-            from the record's `alternates`.
-        reward (`str`): `accuracy` or `none`; with `--reward_weights 0` it is watched without being trained on.
-        heatmap (`bool`): Whether to end with a picture of the tokens kept in one held-out response; by default where
-            matplotlib is installed.
-    """
-
-    dataset_name: str | None = field(default=None, metadata={"help": "File or hub dataset of triplet records."})
-    dataset_split: str = field(default="train", metadata={"help": "Split of a hub dataset."})
-    eval_dataset_name: str | None = field(default=None, metadata={"help": "The same for held-out problems."})
-    eval_dataset_split: str = field(default="test", metadata={"help": "Split of a hub dataset."})
-    prompt_template: str = field(
-        default=DEFAULT_PROMPT_TEMPLATE, metadata={"help": "Wrapper put around every problem; holds {problem} once."}
+    dataset_name: str | None = option(None, "File (JSONL, JSON, CSV, Parquet) or hub dataset of triplet records.")
+    dataset_split: str = option("train", "Split of a hub dataset.")
+    eval_dataset_name: str | None = option(None, "The same for held-out problems; without it nothing is evaluated.")
+    eval_dataset_split: str = option("test", "Split of a hub dataset.")
+    prompt_template: str = option(
+        DEFAULT_PROMPT_TEMPLATE, "Answer-format wrapper put around every problem; holds {problem} once."
     )
-    conversational: bool = field(default=True, metadata={"help": "Prompts as chat messages, or as plain text."})
-    num_counterfactuals: int = field(default=1, metadata={"help": "Counterfactuals to use of each record."})
-    num_paraphrases: int = field(default=1, metadata={"help": "Paraphrases to use of each record."})
-    reward: str = field(default="none", metadata={"help": "accuracy or none; see reward_weights of the trainer."})
-    heatmap: bool | None = field(
-        default=None,
-        metadata={"help": "End with a picture of the tokens kept in a response; by default if matplotlib is there."},
+    conversational: bool = option(True, "Whether prompts are chat messages or plain text.")
+    num_counterfactuals: int = option(
+        1, "How many a prompt may have; beyond the first they come from the record's `alternates`."
+    )
+    num_paraphrases: int = option(1, "The same of paraphrases.")
+    reward: str = option("none", "accuracy or none; with `--reward_weights 0` it is watched without being trained on.")
+    heatmap: bool | None = option(
+        None,
+        "Whether to end with a picture of the tokens kept in one held-out response; by default where matplotlib is "
+        "installed.",
     )
 
     def __post_init__(self):
@@ -94,19 +83,13 @@ class ScriptArguments:
         return {name: getattr(self, name) for name in names}
 
 
+@documented
 @dataclass
 class TrainConfig(CROPConfig):
-    """
-    [`CROPConfig`] that also knows `base`, the student as it is, and methods from a user's file.
+    """[`CROPConfig`] that also knows `base`, the student as it is, and methods from a user's file."""
 
-    Args:
-        selector (`str`, *optional*): `FILE:NAME` in place of `method`, see
-            [`~crop_trl.methods.selector_file.register_selector`]; `selector_sha256` is then the file's hash.
-    """
-
-    selector: str | None = field(
-        default=None, metadata={"help": "FILE:NAME of a method or score function of your own, in place of method."}
-    )
+    selector: str | None = option(None, "FILE:NAME of a method or score function of your own, in place of `method`.")
+    # The file's hash.
     selector_sha256: str | None = field(default=None, init=False)
 
     def __post_init__(self):
