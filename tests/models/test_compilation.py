@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from crop_trl import CROPConfig
+from crop_trl.checks import check_compilation
 from crop_trl.models.compilation import compile_layers
 from crop_trl.scoring.layout import pack
 from crop_trl.scoring.local import LocalScorer
@@ -57,8 +58,5 @@ def test_lengths_are_padded_so_that_few_graphs_serve(tmp_path):
 
 
 def test_is_not_for_a_sharded_teacher():
-    config = object.__new__(CROPConfig)
-    config.compile_layers = config.use_vllm = True
-    config.deepspeed_plugin, config.teacher_placement = None, "sharded"
     with pytest.raises(ValueError, match="`compile_layers` does not work with `teacher_placement` 'sharded'"):
-        config._check_compilation()
+        check_compilation(True, 0, "sharded")
