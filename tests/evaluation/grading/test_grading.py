@@ -171,12 +171,11 @@ class TroubledPool(GradingPool):
 def test_trouble_with_workers_is_no_verdict(monkeypatch, caplog):
     pool = use(TroubledPool([signal.SIGSTOP]), monkeypatch)
     assert grade(boxed("p+q"), "q+p")
-    pool.close()
-    pool = use(TroubledPool([signal.SIGKILL]), monkeypatch)
+    pool.signals.append(signal.SIGKILL)
     assert grade(boxed("p+r"), "r+p")
-    pool.close()
     # Out of luck twice: no verdict, said, and not kept for the next time.
-    pool = use(TroubledPool([signal.SIGSTOP, signal.SIGKILL, signal.SIGSTOP, signal.SIGSTOP]), monkeypatch)
+    pool.wall_seconds = 0.5
+    pool.signals += [signal.SIGSTOP, signal.SIGKILL, signal.SIGSTOP, signal.SIGSTOP]
     assert not grade(boxed("p+s"), "s+p") and "No verdict on an answer, which counts as wrong" in caplog.text
     assert grade_many([boxed("p+s"), boxed("4")], ["s+p", "4"]) == [None, True]
     assert "No verdict on 1 of 2 answers (a grading process stalled: 1)" in caplog.text
