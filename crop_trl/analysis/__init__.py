@@ -1,1 +1,1 @@
-"""Figures and tables of what a method selects: data first, then a picture."""
+"""Figures and tables of what a method keeps: data first, then a picture."""

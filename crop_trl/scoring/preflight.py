@@ -96,8 +96,8 @@ def run_preflight(
     drift, tolerance = (sampled - again).abs().mean().item(), TOLERANCES[getattr(scorer, "precision", "bfloat16")]
     if not drift <= tolerance:
         raise ValueError(
-            f"The teacher's score of a sequence depends on what is scored beside it: {drift:.2g} nats a token apart, "
-            f"{tolerance:g} allowed; {getattr(scorer, 'remedy', 'mend the scorer')}."
+            f"The teacher's log-probabilities of a sequence depend on what is scored beside it: {drift:.2g} nats a "
+            f"token apart, {tolerance:g} allowed; {getattr(scorer, 'remedy', 'mend the scorer')}."
         )
     if hasattr(scorer, "apart_from_own"):
         check_own_logits(scorer, prompt, response, "teacher")
@@ -111,8 +111,8 @@ def check_own_logits(scorer: LocalScorer, prompt: Sequence[int], response: Seque
     if not apart <= TOLERANCES[scorer.precision] + rounding:
         model = type(getattr(scorer.model, "module", scorer.model)).__name__
         raise ValueError(
-            f"The {who}'s scores are {apart:.2g} nats a token from what its own forward gives: {model} is built in a "
-            "way that is not supported here; choose another model."
+            f"The {who}'s log-probabilities are {apart:.2g} nats a token from what its own forward gives: {model} is "
+            "built in a way that is not supported here; choose another model."
         )
 
 

@@ -54,7 +54,7 @@ class StepMetrics:
     def _log_selection(self, mode: str, signals, selection, loss_mask: torch.Tensor, student_logprobs) -> None:
         means = self._means[mode]
         if mode == "train":
-            # Evaluation selects nothing; a share of 1 there would look as if the method did not work.
+            # Evaluation keeps every token; a share of 1 there would look as if the method did not work.
             means.add("selection/retention_ratio", selection.mask.float(), loss_mask)
             means.add("selection/tokens_per_response", selection.mask.sum(-1))
             if selection.scores is not None:

@@ -48,7 +48,7 @@ def not_finite(scored, batch):
     "change, sentence",
     [
         (fewer, "`score_top_k` is 4, but the teacher returns 3 entries at each position"),
-        (depends_on_company, r"depends on what is scored beside it: 0.4 nats a token apart, 0.2 allowed; mend the"),
+        (depends_on_company, r"depend on what is scored beside it: 0.4 nats a token apart, 0.2 allowed; mend the"),
         (not_finite, "log-probabilities are not finite"),
         (lambda scored, batch: scored.rows(slice(0, 1)), "for 2 responses; they must be"),
     ],
@@ -68,7 +68,7 @@ def test_a_model_that_sees_its_padding(tmp_path):
         return inner(hidden_states + 0.5 * hidden_states.mean(1, keepdim=True), *args, **kwargs)
 
     teacher.model.layers[0].forward = looks_ahead
-    with pytest.raises(ValueError, match="depends on what is scored beside it: .* 0.002 allowed; choose another `attn"):
+    with pytest.raises(ValueError, match="depend on what is scored beside it: .* 0.002 allowed; choose another `attn"):
         make_trainer(tmp_path, teacher=teacher)
 
 
