@@ -1,7 +1,4 @@
-"""Checks of settings: each a function of named values that raises `ValueError` in one sentence, or warns.
-
-The sentence names setting, value and remedy. All run before a model is loaded.
-"""
+"""Checks of settings, before a model is loaded: functions of named values that raise `ValueError`, or warn."""
 
 import importlib.util
 import math

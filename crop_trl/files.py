@@ -29,11 +29,7 @@ def looks_like_path(source: str) -> bool:
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
     """
-    A path to write to, which takes the place of `path` at the end of the block: whatever happens, the old or the new
-    content is there.
-
-    Raises:
-        `OSError`: with the file's name, which the system leaves out where it is the disk that is full.
+    A path to write to, which takes the place of `path` at the end of the block. Raises `OSError` with the file's name.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
@@ -162,15 +158,8 @@ def _read_csv(path: str | Path) -> list[dict[str, Any]]:
 @contextmanager
 def alone_in(lock_file: str | Path, where: str) -> Iterator[None]:
     """
-    Keep a second process out, until the block ends or this process does (kill -9 included).
-
-    Args:
-        lock_file (`str` or `Path`): Its folder is made if needed.
-        where (`str`): What the user set, for the message, such as `` `--output` 'runs/a' ``.
-
-    Raises:
-        `InUseError`: another process is in there.
-        `ValueError`: the folder cannot be written.
+    Keep a second process out, kill -9 included; `where` is what the user set. Raises `InUseError`, or `ValueError` for
+    a folder that cannot be written.
     """
     lock = FileLock(lock_file, timeout=0)
     try:
@@ -188,23 +177,13 @@ def alone_in(lock_file: str | Path, where: str) -> Iterator[None]:
 
 class JsonlStore:
     """
-    A JSONL file that only grows, written by one process: an entry is on disk when `append` returns.
-
-    Args:
-        path (`str` or `Path`): The file; it and its folder are made when missing.
-        on_entry (callable, *optional*): Called with place and content of each readable entry that is there already.
-
-    Attributes:
-        dropped (`int`): Bytes of a half-written last line that were cut off on opening.
-        unreadable (`int`): Whole lines that are no JSON objects; they are left where they are, and passed over.
-        size (`int`): Bytes of the file.
-
-    Raises:
-        `OSError`: it cannot be read or written.
+    A JSONL file that only grows, written by one process: an entry is on disk when `append` returns. On opening,
+    `on_entry` is told place and content of what is there, and a half-written last line is cut off. Raises `OSError`.
     """
 
     def __init__(self, path: str | Path, on_entry: Callable[[tuple[int, int], dict[str, Any]], None] | None = None):
         self.path = Path(path)
+        # Bytes cut off on opening; whole lines that are no JSON objects, which are left and passed over.
         self.dropped = self.unreadable = 0
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
@@ -231,13 +210,8 @@ class JsonlStore:
 
     def append(self, entries: Iterable[Mapping[str, Any]]) -> list[tuple[int, int]]:
         """
-        Put entries on disk, all or none.
-
-        Returns:
-            `list[tuple[int, int]]`: Place and length of each, for [`JsonlStore.get`].
-
-        Raises:
-            `OSError`: they could not be written (a full disk), or the file is no longer there; with the file's name.
+        Put entries on disk, all or none, and return place and length of each. Raises `OSError` with the name of the
+        file.
         """
         # ASCII only: a lone surrogate in an entry would otherwise be an entry that cannot be stored.
         lines = [json.dumps(entry, separators=(",", ":")).encode("ascii") + b"\n" for entry in entries]

@@ -1,9 +1,6 @@
 """Kinds of prompt: their names and columns, the prompts of a row, the wrapper round a problem, the rendering.
 
-A response is read again after several kinds of prompt; its own token ids are the same after all. A dataset may hold
-several prompts of one kind, in a column with the plural name. Unrelated prompts (`negative`) have no column: they are
-drawn from the batch itself.
-"""
+A plural column holds several prompts of one kind. Unrelated prompts (`negative`) are drawn from the batch itself."""
 
 from __future__ import annotations
 
@@ -75,8 +72,8 @@ def _content_text(content) -> str:
 
 def normal_prompt(prompt, tokenizer: PreTrainedTokenizerBase):
     """
-    A prompt as a tokenizer takes it: of messages each content as one text, since most chat templates write out the list
-    of its parts; plain text without a beginning-of-sequence token, where the tokenizer puts one there.
+    A prompt as a tokenizer takes it: the content of a message as one text, plain text without a BOS that would come
+    twice.
     """
     if isinstance(prompt, str):
         begin = tokenizer.bos_token
@@ -108,16 +105,8 @@ def draw_negatives(
     batch_prompt_ids: Sequence[TokenIds], rows: Sequence[int], count: int, seed: int, step: int
 ) -> list[list[TokenIds]]:
     """
-    Unrelated prompts for some responses, from the other prompts of the global rollout batch.
-
-    The draw for a response depends on the seed, the step and its place in the global batch, and so neither on the
-    number of processes nor on what was drawn before: a resumed run draws the same.
-
-    Returns:
-        For each of `rows`, `count` prompts as token ids, none with the text of the row's own.
-
-    Raises:
-        `ValueError`: fewer than `count` other prompts in the batch.
+    Token ids of `count` unrelated prompts for each of `rows`, drawn from the others of the global batch by seed, step
+    and row alone. Raises `ValueError` for too few.
     """
     distinct = list(dict.fromkeys(map(tuple, batch_prompt_ids)))
     if len(distinct) - 1 < count:
@@ -159,12 +148,7 @@ def wrap_problem(problem: str, template: str = DEFAULT_PROMPT_TEMPLATE) -> str:
 
 
 def unwrap_problem(text: str, template: str = DEFAULT_PROMPT_TEMPLATE) -> str:
-    """
-    Take the answer-format wrapper off again, however often it is there; a text without it comes back unchanged.
-
-    Spaces, tabs and newlines around the text and at the ends of the wrapper's halves do not matter, and none are left
-    around what was wrapped.
-    """
+    """Take the wrapper off again, however often it is there; white space round it and its halves does not matter."""
     before, after = (part.strip(_MARGIN) for part in template.split(PLACEHOLDER))
     while before or after:
         bare = text.strip(_MARGIN)
@@ -182,17 +166,8 @@ def save_template(folder: str | Path, template: str) -> None:
 
 def saved_template(model: str | Path, hub: bool = True) -> str | None:
     """
-    The wrapper that a model was trained with, where it is said.
-
-    Args:
-        model (`str` or `Path`): A folder, of a run or a checkpoint in it, or a name on the hub.
-        hub (`bool`, *optional*, defaults to `True`): Whether to look on the hub for what is no folder.
-
-    Returns:
-        `str` or `None`
-
-    Raises:
-        `ValueError`: the file beside the model is broken.
+    The wrapper that a model (a run, a checkpoint in it, or a name on the hub) was trained with; `None`: not said.
+    Raises `ValueError` for a broken file.
     """
     folder = Path(model)
     if folder.is_dir():
@@ -243,10 +218,7 @@ def _not_text(part) -> bool:
 def render_prompts(
     tokenizer: PreTrainedTokenizerBase, prompts: Sequence, add_generation_prompt: bool = True, **chat
 ) -> list[list[int]]:
-    """
-    Token ids of prompts, chat messages or plain text, as the trainer will sample from them; `chat` goes to the
-    template, `tools` among it.
-    """
+    """Token ids of prompts as the trainer will sample from them; `chat` goes to the template, `tools` among it."""
     if not prompts:
         return []
     prompts = [normal_prompt(prompt, tokenizer) for prompt in prompts]
@@ -258,8 +230,7 @@ def render_prompts(
 
 def generation_suffix(tokenizer: PreTrainedTokenizerBase, prompt, **chat) -> list[int] | None:
     """
-    Token ids that the chat template puts after the user's turn to open the response, or `None` for plain prompts and
-    for templates that rewrite what came before.
+    Ids with which the chat template opens the response; `None` for plain text, or where it rewrites what came before.
     """
     if isinstance(prompt, str):
         return None
@@ -270,8 +241,8 @@ def generation_suffix(tokenizer: PreTrainedTokenizerBase, prompt, **chat) -> lis
 
 def check_rendering(column: str, ids: Sequence[int], suffix: Sequence[int] | None) -> None:
     """
-    Raise `ValueError` when a prompt's rendering does not open the response with the same tokens as all others: the
-    distributions after it would then differ for a reason that has nothing to do with the problem.
+    Raise `ValueError` unless a prompt opens the response with the same tokens as all others, or scores would differ for
+    it.
     """
     if suffix and list(ids[-len(suffix) :]) != list(suffix):
         raise ValueError(

@@ -1,6 +1,4 @@
-"""How a request over HTTP is repeated: `Retry-After` first, else jittered and longer each time, in sight, and ended at
-once. Teacher servers (threads) and the endpoints that write triplets (tasks) share this; tenacity does the repeating.
-"""
+"""How a request over HTTP is repeated: `Retry-After` first, else longer each time, in sight, and ended at once."""
 
 import asyncio
 import email.utils
@@ -15,14 +13,7 @@ LONGEST_RETRY_AFTER = 600.0  # seconds; who asks for more has a quota, not a rat
 
 
 class Transient(RuntimeError):
-    """
-    A request got no answer; a later one may.
-
-    Args:
-        message (`str`): What came instead, without secrets.
-        cause (`str`): One word for it, to be counted.
-        retry_after (`float`, *optional*): Seconds after which the server wants to be asked again.
-    """
+    """A request got no answer; a later one may. `cause` is one word for it, to be counted."""
 
     def __init__(self, message: str, cause: str = "", retry_after: float | None = None):
         super().__init__(message)
@@ -54,14 +45,9 @@ def retrying(
     on_wait: Callable[[Transient, float], None] = lambda error, seconds: None,
 ) -> tenacity.Retrying | tenacity.AsyncRetrying:
     """
-    Something that calls a function until it no longer raises [`Transient`].
-
-    Args:
-        stopping (`threading.Event` or `asyncio.Event`): Once set, waiting ends at once in [`Stopped`]. Its kind decides
-            whether a function is called or awaited.
-        longest (`float`): Longest pause in seconds; `Retry-After` goes first, and may be longer.
-        attempts (`Callable`, *optional*): How often to try in all, by the error; the last error is raised as it is.
-        on_wait (`Callable`, *optional*): Told what went wrong, and how many seconds are waited.
+    Something that calls (awaits, for an `asyncio.Event`) a function until it no longer raises [`Transient`].
+    `Retry-After` goes first and may be longer than the `longest` pause; `attempts` says how often to try an error in
+    all; once `stopping` is set, waiting ends at once in [`Stopped`].
     """
     backoff = tenacity.wait_random_exponential(multiplier=1, max=longest)
 

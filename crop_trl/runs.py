@@ -206,13 +206,7 @@ def save_heatmap(trainer: CROPTrainer, folder: Path) -> None:
 def finish_run(trainer: CROPTrainer, heatmap: bool = False) -> RunResult:
     """
     Measure the accuracy after training, write `result.json` and draw a heat map; without training, `base` is measured.
-
-    Args:
-        trainer ([`~crop_trl.CROPTrainer`]): After training; with `eval_on_start` it knows the accuracy before.
-        heatmap (`bool`): Whether to draw.
-
-    Returns:
-        [`~crop_trl.training.results.RunResult`], on every process.
+    Returns the result on every process.
     """
     args, state, folder = trainer.args, trainer.state, Path(trainer.args.output_dir)
     trained = state.global_step > 0

@@ -83,8 +83,8 @@ def markdown_table(
     header: Sequence[str], rows: Iterable[Sequence[object]], right: bool = False, padded: bool = False
 ) -> str:
     """
-    A Markdown table, its cells safe from `|` and HTML; `right` aligns all columns but the first to the right, `padded`
-    does so in a terminal too.
+    A Markdown table, its cells safe from `|` and HTML; `right` aligns all but the first column, `padded` in a terminal
+    too.
     """
 
     def safe(cell: object) -> str:
@@ -109,17 +109,8 @@ _WORD = re.compile(rf"\s+|[{_CJK}]|(?:(?![{_CJK}])\w)+|[^\w\s]")
 
 def word_changes(original: str, other: str, ignore_moves: bool = False) -> list[tuple[str, bool]]:
     """
-    Compare two texts word by word.
-
-    Args:
-        original (`str`): What it is compared with.
-        other (`str`): The text that is returned in pieces.
-        ignore_moves (`bool`, *optional*, defaults to `False`):
-            Whether a word that only stands elsewhere (or begins with a capital there) counts as the same.
-
-    Returns:
-        `list[tuple[str, bool]]`: pieces of `other`, which joined are `other`, and whether each differs from `original`.
-        White space is never a change of its own.
+    Pieces of `other`, and whether each differs from `original`; with `ignore_moves` not for standing elsewhere, or the
+    case of its letters.
     """
     pieces = _WORD.findall(other)
     words = [(i, w) for i, w in enumerate(pieces) if not w.isspace()]
@@ -150,14 +141,7 @@ def joined(pieces: Iterable[tuple[str, bool]]) -> list[tuple[str, bool]]:
 
 
 def shorten(pieces: list[tuple[str, bool]], around: int = 30, limit: int = 240) -> list[tuple[str, bool]]:
-    """
-    Leave out what is far from any change in a text of more than `limit` pieces; of many changes, show the first.
-
-    Args:
-        pieces (list of `(str, bool)`): A text in pieces, and whether each has changed.
-        around (`int`): Pieces to leave on either side of a change.
-        limit (`int`): Longest text that is left whole, in pieces.
-    """
+    """Leave out what is more than `around` pieces from any change in a text of more than `limit` pieces."""
     if len(pieces) <= limit:
         return pieces
     changes = [i for i, (_, changed) in enumerate(pieces) if changed]
@@ -174,18 +158,8 @@ def shorten(pieces: list[tuple[str, bool]], around: int = 30, limit: int = 240) 
 
 def token_pieces(tokenizer, token_ids: Sequence[int]) -> list[str]:
     """
-    Decode a response token by token, so that the pieces joined are the response.
-
-    Tokens are decoded with those before them: byte-level tokenizers may spread one character over several tokens,
-    others put a space between tokens only while joining them. A character spread over tokens goes to the token that
-    began it, and the piece of a token that adds nothing of its own is empty.
-
-    Args:
-        tokenizer (`PreTrainedTokenizerBase`): Any tokenizer with `decode`.
-        token_ids (`Sequence[int]`): One response.
-
-    Returns:
-        `list[str]`, as long as `token_ids`. Special tokens are kept as text.
+    Decode a response token by token, so that the pieces joined are the response; a character spread over several tokens
+    goes to the first, and the piece of the others may be empty.
     """
 
     def decode(ids):

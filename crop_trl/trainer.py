@@ -324,12 +324,7 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         completion_ids: list[list[int]],
         needs: Sequence[str],
     ) -> methods.Signals:
-        """
-        Compute signals for responses that were sampled.
-
-        Returns:
-            See [`~crop_trl.scoring.signals.collect_signals`].
-        """
+        """Compute signals for responses that were sampled, see [`~crop_trl.scoring.signals.collect_signals`]."""
         prompts = {"original": [[ids] for ids in prompt_ids]}
         for kind in prompt_kinds(needs)[1:]:
             prompts[kind] = tokenize_variants(inputs, kind, lambda several: self._tokenize_prompts(several)[0])

@@ -1,5 +1,4 @@
-"""A rollout bank: one batch of sampled responses with every signal, saved so that methods can be compared without
-training and without the models."""
+"""A rollout bank: one batch of sampled responses with every signal, to compare methods without any model."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -109,10 +108,7 @@ def bank_of(sampled: ScoredResponses) -> RolloutBank:
 
 
 def collect_bank(trainer, rows: Iterable[Mapping[str, Any]]) -> RolloutBank:
-    """
-    Sample `num_generations` responses to each row, with all three prompts, and compute every signal of every method;
-    one process, whose student samples and is scored.
-    """
+    """Sample responses to each row on one process, and compute every signal of every method that the rows allow."""
     rows = list(rows)
     needs = {need for method in METHODS.values() for need in method.needs}
     if len({str(row["prompt"]) for row in rows}) <= trainer.args.credit_num_negatives:

@@ -1,8 +1,4 @@
-"""Accuracy over the share of tokens that is kept, against methods that keep all of them.
-
-The two panels of the paper's figure on budget sensitivity: a curve a method with dense references, and what a method
-gains at each budget over the best other selector of that budget and over pure distillation.
-"""
+"""Accuracy over the share of tokens that is kept: the two panels of the paper's figure on budget sensitivity."""
 
 import csv
 import math
@@ -96,10 +92,7 @@ def _difference(ours: list[StudentAccuracy], theirs: list[StudentAccuracy]) -> P
 def budget_curves(
     runs: Iterable[StudentAccuracy], method: str = "crop", hard_selectors: Sequence[str] = HARD_SELECTORS
 ) -> BudgetCurves:
-    """
-    Sort runs into curves and references; the best other selector at each budget is taken among `hard_selectors`, by
-    default the paper's. Raises `ValueError` when there is no run, or none of the method in question.
-    """
+    """Sort runs into curves and references. Raises `ValueError` when there is no run, or none of `method`."""
     groups: dict[tuple[str, float | None], list[StudentAccuracy]] = {}
     for run in runs:
         groups.setdefault((run.method, run.retention_ratio), []).append(run)
@@ -127,9 +120,8 @@ def budget_curves(
 
 def read_runs(paths: Iterable[str | Path]) -> list[StudentAccuracy]:
     """
-    Read results: CSV files with the columns `method`, `accuracy` and, as far as they apply, `retention_ratio` and
-    `seed`; `result.json` of training; `results.json` of an evaluation with `--training_run`; or folders, in which these
-    JSON files are looked for. Raises `ValueError` for a file that is missing, broken, or does not say what it is of.
+    Read results: CSV files (`method`, `accuracy`, `retention_ratio`, `seed`), `result.json` of training, `results.json`
+    of an evaluation, or folders that hold these. Raises `ValueError` for a file that does not say what it is of.
     """
     runs: list[StudentAccuracy] = []
     for path in map(Path, paths):

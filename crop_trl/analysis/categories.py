@@ -1,10 +1,5 @@
-"""What kind of token a method keeps: task-specific, formatting, boilerplate, function word or content word.
-
-The five categories and their precedence are those of the paper's appendix on selected-token categories. A token is
-judged by the decoded text around it: words, numbers, LaTeX commands and phrases are found in the whole response first,
-and a token that holds a part of one has its category. So it matters neither how a tokenizer cuts a word nor whether a
-character is spread over several tokens.
-"""
+"""What kind of token a method keeps, by the categories of the paper's appendix. Words, numbers, LaTeX commands and
+phrases are found in the whole response; a token that holds a part of one has its category, however it was cut."""
 
 import re
 import unicodedata
@@ -78,10 +73,7 @@ def _phrase_pattern(phrases: Sequence[str]) -> re.Pattern:
 
 @lru_cache(maxsize=8)
 def load_word_lists(path: str | Path = WORD_LISTS) -> WordLists:
-    """
-    Read word lists from a YAML file like `categories.yaml` beside this module, the default. Raises `ValueError` when it
-    is missing, no YAML, or lacks a list.
-    """
+    """Read a YAML file like `categories.yaml`. Raises `ValueError` when it is missing, no YAML, or lacks a list."""
     try:
         data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
         task, boilerplate, function = (data[key] for key in ("task_specific", "boilerplate", "function_words"))
@@ -119,8 +111,8 @@ def load_word_lists(path: str | Path = WORD_LISTS) -> WordLists:
 
 def categorize(pieces: Sequence[str], word_lists: WordLists | None = None) -> np.ndarray:
     """
-    The category of every token of a response, as places in [`CATEGORIES`], `int8` `[len(pieces)]`. Pieces are decoded
-    tokens as [`~crop_trl.text.token_pieces`] gives them: empty where one only continues a character of an earlier one.
+    Place in [`CATEGORIES`] of every token, `int8` `[len(pieces)]`; pieces as [`~crop_trl.text.token_pieces`] gives
+    them.
     """
     lists = load_word_lists() if word_lists is None else word_lists
     lengths = np.fromiter(map(len, pieces), dtype=np.int64, count=len(pieces))

@@ -59,8 +59,7 @@ def category_shares(
     tables: TokenTable | Sequence[TokenTable], tokenizer, word_lists: WordLists | None = None, progress: bool = False
 ) -> CategoryShares:
     """
-    Count what methods keep by category: of a bank with several methods, or of runs of one method each; methods of the
-    same name are counted together. `tokenizer` cut the responses, or there is one for each table.
+    Count what methods keep by category; methods of one name are counted together. One tokenizer, or one for each table.
     """
     tables = [tables] if isinstance(tables, TokenTable) else list(tables)
     counts: dict[str, np.ndarray] = {}
@@ -78,7 +77,7 @@ def category_shares(
 
 
 def save_category_chart(shares: CategoryShares, path: str | Path, note: str = "") -> None:
-    """Draw the shares as stacked bars, one a method, to a PNG; `note` is a line below on model, data and step."""
+    """Draw the shares as stacked bars, one a method, to a PNG; `note` is a line below."""
     figure = new_figure(8.5, 1.9 + 0.42 * len(shares.methods))
     axes = figure.add_subplot()
     values = 100 * np.nan_to_num(shares.shares)

@@ -1,9 +1,5 @@
-"""Where along the order of student entropy methods spend their budget, and how much of it on the surest tokens.
-
-The two panels of the paper's figure on selector behaviour across entropy ranks. Tokens are ranked over all responses
-given, from the highest entropy to the lowest. Tokens of equal entropy (there are many: a sure student's entropy is
-0 to the last digit) share their ranks evenly, so that the order in which they stand in a file plays no part.
-"""
+"""Where along the order of student entropy methods spend their budget: the paper's figure on entropy ranks. Tokens of
+equal entropy share their ranks evenly, so that their order in a file plays no part."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -64,9 +60,8 @@ def entropy_ranks(
     tables: TokenTable | Sequence[TokenTable], tail: float = TAIL, bins: int = BINS, seed: int = 0
 ) -> EntropyRanks:
     """
-    Rank tokens by student entropy, within each table, and see where methods keep them; a name that comes twice is told
-    apart by a number. `seed` is of the bootstrap. Raises `ValueError` for a table without entropies or tokens, or see
-    [`check_ranks`].
+    Rank tokens by student entropy, within each table, and see where methods keep them. Raises `ValueError` for a table
+    without entropies or tokens, or see [`check_ranks`].
     """
     check_ranks(tail, bins)
     tables = [tables] if isinstance(tables, TokenTable) else list(tables)
@@ -114,10 +109,7 @@ def entropy_ranks(
 
 
 def save_entropy_chart(ranks: EntropyRanks, path: str | Path, note: str = "") -> None:
-    """
-    Draw the density as a heat map, a row a method, and the tail's share as bars beside it, to a PNG; `note` is a line
-    below on model, data and step.
-    """
+    """Draw the density, a row a method, and the tail's share beside it, to a PNG; `note` is a line below."""
     from matplotlib.ticker import PercentFormatter
 
     count = len(ranks.methods)

@@ -15,17 +15,8 @@ from .tokens import TokenTable
 
 def inspect_response(trainer, row: Mapping[str, Any]) -> ResponseHeatmap:
     """
-    Sample one response to a triplet, score it after its three prompts, and mark what the trainer's method keeps.
-
-    A method that ranks against unrelated prompts needs a batch, so the tokens that `crop` would keep are shown instead,
-    and the note says so. Every process has to call this, whatever it does with the result.
-
-    Args:
-        trainer ([`~crop_trl.CROPTrainer`]): Before, during or after training.
-        row (mapping): A dataset row with all three prompts.
-
-    Returns:
-        [`~crop_trl.analysis.heatmap.ResponseHeatmap`]
+    Sample one response to a row with all three prompts, score it, and mark what the trainer's method keeps; every
+    process has to call it. A method that needs a batch shows what `crop` would keep, and the note says so.
     """
     trained = method = trainer.args.method
     if "teacher/negative" in get_method(trained).needs:
@@ -47,10 +38,7 @@ def _note(table: TokenTable, response: int, method: str) -> str:
 
 def strongest_responses(table: TokenTable, method: str, count: int = 1) -> list[int]:
     """
-    The responses in which a method's score peaks highest, the highest first; without scores, the first ones.
-
-    Responses to one problem look alike, so where the table has the problems, a second one to the same problem comes
-    after the first ones to all others.
+    The responses in which a method's score peaks highest, of different problems first; without scores, the first ones.
     """
     order = np.arange(len(table.lengths))
     if method in table.scores:
@@ -69,12 +57,8 @@ def table_heatmap(
     table: TokenTable, tokenizer, response: int | None = None, method: str | None = None, note: str = ""
 ) -> ResponseHeatmap:
     """
-    The heat map of one response of a bank or an export, by default that in which the score of the method, by default
-    the first, peaks highest; `tokenizer` cut the responses, `note` is a line below the picture.
-
-    Shown are the CROP rows where the method measures both divergences; for other methods, what they measure and the
-    score that ranks tokens. Raises `ValueError` when the method or the response is not in the table, or the method
-    measures nothing.
+    The heat map of one response, by default that in which the method's score peaks highest: the CROP rows where both
+    divergences are measured, else what the method measures. Raises `ValueError` where there is nothing to show.
     """
     method = next(iter(table.kept)) if method is None else method
     if method not in table.kept:

@@ -66,8 +66,7 @@ class TokenTable:
         cls, bank: RolloutBank, methods: Iterable[str] | None = None, settings: SelectionSettings | None = None
     ) -> "TokenTable":
         """
-        Apply methods to a bank, by default all that rank and whose signals it has. Raises `ValueError` for an unknown
-        method, or a signal that it needs and the bank lacks.
+        Apply methods to a bank, by default all that rank and whose signals it has. Raises `ValueError` for any other.
         """
         if methods is None:
             methods = [name for name in bank.runnable_methods() if get_method(name).score is not None]
@@ -132,8 +131,7 @@ def read_source(
     path: str | Path, methods: Sequence[str] | None = None, settings: SelectionSettings | None = None
 ) -> TokenTable:
     """
-    Read a rollout bank (a file), to which `methods` are applied with `settings`, or a run's export (a folder), which
-    has its own. Raises `ValueError` when it does not exist, or is neither.
+    Read a rollout bank (a file), to which `methods` are applied, or a run's export (a folder). Raises `ValueError`.
     """
     path = Path(path)
     if path.is_dir():

@@ -1,12 +1,8 @@
 """Training-evaluation overlap (appendix "Training-Evaluation Contamination Audit").
 
-Every text of every training record is compared with every benchmark problem: exactly, after both were brought to one
-spelling, and by what they share, as candidates for a person to judge.
-
 Departures from the paper, which retrieves by token trigrams alone: trigrams are weighted by how rare they are; rare
 single tokens and trigrams of the formulas alone are weighed in; requests for a form of the answer do not count, how the
-two answers are related is reported instead.
-"""
+two answers are related is reported instead."""
 
 import re
 from array import array
@@ -71,8 +67,7 @@ class Audit:
 
 def read_train(paths: Iterable[str | Path]) -> list[ProblemText]:
     """
-    All texts of training files: rows with `problem`, or triplet records, which have up to three. A row whose id is
-    taken gets its place behind the id. Raises `FileNotFoundError`, or `ValueError` for a row without any of the fields.
+    All texts of training files: rows with `problem`, or triplet records. Raises `FileNotFoundError` or `ValueError`.
     """
     texts, known_ids = [], set()
     for path in paths:
@@ -156,9 +151,8 @@ def audit(
     Compare all training texts with all benchmark problems.
 
     Candidates are exact matches; of each problem the `per_problem` best different texts from `min_similarity` on, and
-    the best one from half of it on where it is half as similar again as the third; and the best of the `at_least`
-    strongest problems of a benchmark, so that a person sees what those look like. Raises `ValueError`, see
-    [`check_limits`], or for a benchmark with two problems of one id.
+    the best one from half of it on where it stands out; and the best of the `at_least` strongest problems of a
+    benchmark.
     """
     check_limits(min_similarity, per_problem)
     for name, problems in benchmarks.items():
@@ -219,9 +213,8 @@ def _worth_a_look(listed: list[tuple[Pair, bool]], at_least: int) -> list[Pair]:
 
 def summarize(result: Audit) -> dict[str, dict[str, Any]]:
     """
-    The summary table (table "Training-evaluation overlap after manual verification"), by benchmark. `exact` and `near`
-    are numbers of problems, one with both counts as exact; `judged` and `to_judge` of candidates that are no exact
-    match. Without verdicts only exact matches are taken out of the clean set.
+    The summary table by benchmark. `exact` and `near` count problems, `judged` and `to_judge` candidates that are no
+    exact match; without verdicts only exact matches leave the clean set.
     """
     table = {}
     for name, ids in result.benchmarks.items():

@@ -22,8 +22,8 @@ KEY = COLUMNS[:4]
 
 def read_verdicts(path: str | Path) -> dict[tuple[str, str, str, str], str]:
     """
-    Verdicts by [`Pair.key`], from a `candidates.csv` with its `verdict` column filled, or from what the page saves.
-    Raises `FileNotFoundError`, or `ValueError` for a missing column or a word that is no verdict.
+    Verdicts by [`Pair.key`], from a `candidates.csv` or what the page saves. Raises `FileNotFoundError` or
+    `ValueError`.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"--verdicts {str(path)!r} does not exist; fill the verdict column of candidates.csv.")
@@ -60,10 +60,7 @@ def _rows(path: str | Path, errors: str) -> Iterator[dict[str, str]]:
 
 
 def apply_verdicts(result: Audit, verdicts: dict[tuple[str, str, str, str], str]) -> None:
-    """
-    Write a person's verdicts into the candidates; one on a training text holds for all its copies. `unknown_verdicts`
-    counts those that belong to no candidate.
-    """
+    """Write a person's verdicts into the candidates; one on a training text holds for all its copies."""
     result.unknown_verdicts = len(set(verdicts) - {pair.key for pair in result.candidates})
     of_text = {
         (pair.benchmark, pair.problem.id, pair.train.text): verdicts[pair.key]

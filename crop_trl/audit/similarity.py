@@ -1,8 +1,5 @@
-"""How much texts share: a Tversky index over rare features, for millions of texts in a few hundred bytes each.
-
-Texts are numbers here: a token is one of 21 bits, a run of three is one of 63, and of the training texts' features only
-those that stand in more than one text are remembered.
-"""
+"""How much texts share: a Tversky index over rare features. A token is a number of 21 bits, a run of three one of 63,
+so millions of texts fit in memory."""
 
 from array import array
 from collections.abc import Sequence
@@ -111,8 +108,7 @@ def _place(values: np.ndarray, among: np.ndarray) -> np.ndarray:
 
 def most_similar(train: Texts, problems: Texts, count: int) -> tuple[np.ndarray, np.ndarray]:
     """
-    For each problem the `count` most similar training texts, the earlier first where equal: their places and their
-    similarities, `[problems, count]`; -1 where there are fewer.
+    Places and similarities of the `count` most similar training texts to each problem, `[problems, count]`; -1: fewer.
     """
     places = np.full((len(problems), count), -1)
     best = np.full((len(problems), count), -1, dtype=np.float32)

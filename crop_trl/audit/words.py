@@ -51,8 +51,7 @@ WORD = re.compile(r"[a-z]{2,}\Z|[\u3400-\u9fff]\Z")
 
 def tokens_of(text: str) -> list[str]:
     """
-    The tokens of a problem in one spelling: Unicode, white space, punctuation, case and presentational LaTeX do not
-    matter, numbers and operators do.
+    The tokens of a problem in one spelling: case, white space, punctuation and presentational LaTeX do not matter.
     """
     for broken, whole in BROKEN_COMMANDS:
         text = re.sub(broken, whole, text)

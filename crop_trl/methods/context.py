@@ -1,7 +1,4 @@
-"""What methods are given: how responses were scored, and what else they may look at.
-
-Shapes throughout: B responses, T response positions (right-padded), K returned vocabulary entries.
-"""
+"""What methods are given. Shapes: B responses, T response positions (right-padded), K returned vocabulary entries."""
 
 from __future__ import annotations
 

@@ -1,12 +1,7 @@
-"""Measures on top-K distributions.
+"""Measures on top-K distributions (the paper's equations "crop-residual-support" and "crop-jsd", and its baselines').
 
-Every function takes [`~crop_trl.scoring.TopKLogprobs`] (anything with `token_ids [B, T, K]` and `logprobs [B, T, K]`
-works) and returns one value per position, `[B, T]`, in fp32 (float64 in, float64 out). Nothing here loops over rows or
-positions. Values at positions outside a signal's `mask` are meaningless and must be masked by the caller.
-
-Sources: the equations numbered "crop-residual-support" and "crop-jsd" of the CROP paper for the divergence; entropy,
-forward KL and overlap as the paper's baselines (Entropy, TIP, TA-OPD) use them.
-"""
+Each takes anything with `token_ids [B, T, K]` and `logprobs [B, T, K]` and returns `[B, T]`, in fp32 (float64 in,
+float64 out). Values outside a signal's `mask` are meaningless and must be masked by the caller."""
 
 import math
 
@@ -69,11 +64,7 @@ def topk_jsd(p, q) -> torch.Tensor:
 
 
 def topk_entropy(p) -> torch.Tensor:
-    """
-    Shannon entropy of the K probabilities renormalised to sum to one, divided by log K: in [0, 1], and 0 for K = 1.
-
-    Shape `[B, T]`. Uncertainty of the Entropy, TIP and CROP-ent selectors.
-    """
+    """Shannon entropy of the K probabilities renormalised, over log K: `[B, T]` in [0, 1], and 0 for K = 1."""
     logprobs = _working(p.logprobs)
     k = logprobs.size(-1)
     if k == 1:

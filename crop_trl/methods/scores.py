@@ -1,8 +1,5 @@
-"""What methods compute from signals: scores that rank tokens, weights, and replacements of the teacher's target.
-
-Each function takes `(signals, ctx)`, a [`~crop_trl.methods.Signals`] and a [`~crop_trl.methods.SelectionContext`], and
-returns `[B, T]`. Quantities worth logging or plotting are left in `ctx.measures`.
-"""
+"""What methods compute: scores, weights and targets, each `(signals, ctx) -> [B, T]`; `ctx.measures` takes what is
+worth logging."""
 
 import numpy as np
 import torch
@@ -15,10 +12,7 @@ _IW_EPS = 1e-8
 
 
 def _divergences(signals: Signals, scorer: str, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """
-    `JSD(P_original, P_variant)` for every variant of a kind of prompt, `[M, B, T]`, and which of them a row has,
-    `[M, B, 1]`: rows may have fewer variants than others.
-    """
+    """`JSD(P_original, P_variant)` of every variant, `[M, B, T]`, and which variants a row has, `[M, B, 1]`."""
     original = signals[f"{scorer}/original"]
     values, present = [], []
     for variant in signals.variants(f"{scorer}/{kind}"):
@@ -82,11 +76,7 @@ def negative_surface_divergence(signals: Signals, ctx: SelectionContext) -> torc
 
 
 def random_score(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
-    """
-    Uniform scores, drawn for row i of the global batch from a generator of (seed + step, i).
-
-    They depend neither on T nor on how rows are spread over processes and micro-batches.
-    """
+    """Uniform scores, drawn for row i of the global batch from a generator of (seed + step, i)."""
     width = ctx.loss_mask.size(1)
     draws = [np.random.default_rng([ctx.settings.seed + ctx.step, row]).random(width) for row in ctx.rows.tolist()]
     return torch.from_numpy(np.stack(draws)).to(ctx.loss_mask.device) if draws else ctx.loss_mask.double()

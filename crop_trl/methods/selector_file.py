@@ -10,17 +10,8 @@ from .table import METHODS, Method
 
 def register_selector(spec: str) -> tuple[str, str]:
     """
-    Add what a file defines to the table of methods, under the file's and its own name.
-
-    Args:
-        spec (`str`): `FILE:NAME`, such as `mine.py:surprise`: a [`Method`], or a function `(signals, ctx)` that scores
-            tokens from what the teacher says after the original prompt.
-
-    Returns:
-        `(str, str)`: the method's name, such as `mine.py:surprise` wherever the file lies, and the file's SHA-256.
-
-    Raises:
-        `ValueError`: no such file or name, the file does not run, or it is something else that is named.
+    Add what `FILE:NAME` defines, a [`Method`] or a function `(signals, ctx)` that scores tokens, to the table of
+    methods; returns its name there and the SHA-256 of the file. Raises `ValueError`.
     """
     file, _, name = spec.rpartition(":")
     if not file or not name:

@@ -1,10 +1,6 @@
 """The selection methods, one row each, and the one way from teacher signals to what enters the loss.
 
-A method names the signals it needs and gives up to three functions of them: a `score` ranks positions (the top share
-of each response is kept), a `weight` scales their advantages, a `teacher_target` replaces the teacher's log-probability
-of the sampled token. A method without a score keeps every token. The trainer computes the named signals and nothing
-else, and never looks at a method's name.
-"""
+The trainer computes the signals that a row names and nothing else, and never looks at a method's name."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

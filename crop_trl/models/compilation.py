@@ -11,14 +11,8 @@ def decoder_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 def compile_layers(model: torch.nn.Module) -> None:
     """
-    Compile the decoder layers of a model, in place: one graph for all of them and for every length.
-
-    What is between the matrix products (norms, rotary positions, activations, casts) becomes a few kernels. Layers are
-    compiled one by one rather than the model as a whole, so that a deep model takes no longer than one of its layers,
-    checkpointing works as before, and names and weights stay what they were.
-
-    Raises:
-        `ValueError`: nothing in it is a decoder layer as Transformers marks them.
+    Compile the decoder layers of a model, in place: one graph for all of them and for every length. Layer by layer, so
+    that checkpointing, names and weights stay what they were. Raises `ValueError` where none is found.
     """
     layers = decoder_layers(model)
     if not layers:

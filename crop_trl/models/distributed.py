@@ -28,9 +28,7 @@ def largest_of(accelerator: Accelerator) -> Callable[[int], int]:
 
 class RunningMeans:
     """
-    Means over all processes that cost one reduction, whatever their number.
-
-    Sums and counts stay on the device until [`RunningMeans.flush`]; every process must add the same names.
+    Means over all processes that cost one reduction, whatever their number; every process must add the same names.
     """
 
     def __init__(self):

@@ -4,11 +4,7 @@ import torch
 
 
 def remove_dropout(model: torch.nn.Module) -> bool:
-    """
-    Set every rate of dropout in a model to 0, in place; whether there was any.
-
-    Modules of `torch.nn` hold theirs as `p`, attention and some layers in attributes whose names end in "dropout".
-    """
+    """Set every rate of dropout in a model to 0, in place; whether there was any."""
     found = False
     for module in model.modules():
         rates = [name for name, value in vars(module).items() if name.endswith(("dropout", "layerdrop")) and value]

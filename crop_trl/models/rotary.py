@@ -1,9 +1,4 @@
-"""Rotary frequencies in full precision.
-
-A model that is cast as a whole, or built by ZeRO-3 with some versions of Transformers, holds the frequencies of its
-rotary positions in bf16. The phase of a late token is then off by whole turns: log-probabilities drift with the
-position, away from the engine's, and nothing says so.
-"""
+"""Rotary frequencies in full precision: rounded to bf16, as when a whole model is cast, they turn late tokens away."""
 
 import warnings
 
@@ -12,10 +7,8 @@ import torch
 
 def restore_rotary_frequencies(model: torch.nn.Module) -> None:
     """
-    Give the rotary position embeddings of a model the frequencies that its configuration asks for, in fp32.
-
-    Warns when they were rounded. Modules that do not follow Transformers' form (a buffer named `inv_freq`, made from
-    `config` alone) are left as they are.
+    Give rotary embeddings (`inv_freq`, made from `config` alone) their frequencies in fp32; warns where they were
+    rounded.
     """
     rounded = False
     for module in model.modules():

@@ -1,7 +1,4 @@
-"""Models whose weights are spread over processes, by DeepSpeed ZeRO-3 or by FSDP2.
-
-Every forward of such a model gathers weights from all processes, so each process has to make the same number of them.
-"""
+"""Models spread over processes, by ZeRO-3 or FSDP2: every process has to make the same number of forwards."""
 
 import os
 from collections.abc import Iterator
@@ -57,10 +54,8 @@ def is_sharded(accelerator: Accelerator) -> bool:
 
 def keep_full_outputs(accelerator: Accelerator) -> None:
     """
-    Make FSDP2 leave the type of what a model returns alone, and sum gradients in fp32.
-
-    By default log-probabilities would be rounded to the type of mixed precision, three digits for bf16, after all care
-    was taken to compute them in fp32. Called before the model is wrapped.
+    Make FSDP2 leave the type of outputs alone, which it would round to bf16, and sum gradients in fp32; before
+    wrapping.
     """
     plugin = getattr(accelerator.state, "fsdp_plugin", None)
     policy = getattr(plugin, "mixed_precision_policy", None)
@@ -75,12 +70,8 @@ def keep_full_outputs(accelerator: Accelerator) -> None:
 
 def gather_by_layer(model: torch.nn.Module, accelerator: Accelerator) -> None:
     """
-    Make ZeRO-3 gather the weights of a decoder layer at once, not matrix by matrix; nothing under anything else.
-
-    By default it waits for a collective and runs hooks of its own around each of a layer's dozen modules, and a small
-    student's update is bound by that. An adapter's student is left as it is: where some weights of a layer are trained
-    and others not, DeepSpeed drops some that the backward pass needs, unless checkpointing repeats the forward. Called
-    before DeepSpeed wraps the model.
+    Make ZeRO-3 gather a decoder layer's weights at once, before it wraps the model; nothing under anything else. Not
+    for an adapter's student: where some weights of a layer are frozen, DeepSpeed drops some that backward needs.
     """
     kinds = {type(layer) for layer in decoder_layers(model)}
     alike = len({parameter.requires_grad for parameter in model.parameters()}) == 1
@@ -93,10 +84,7 @@ def gather_by_layer(model: torch.nn.Module, accelerator: Accelerator) -> None:
 @contextmanager
 def load_whole() -> Iterator[None]:
     """
-    Let `from_pretrained` give every process all weights.
-
-    Otherwise it splits them as it loads under ZeRO-3, and under FSDP it may read them in the first process alone, since
-    it takes every model for the one that is going to be trained.
+    Let `from_pretrained` give every process all weights, which ZeRO-3 would split and FSDP read in the first alone.
     """
     reference = hf_deepspeed._hf_deepspeed_config_weak_ref
     config = None if reference is None else reference()
@@ -110,12 +98,7 @@ def load_whole() -> Iterator[None]:
 
 
 def shard_teacher(teacher: PreTrainedModel, accelerator: Accelerator) -> torch.nn.Module:
-    """
-    Spread a teacher's weights over all processes.
-
-    Returns:
-        `torch.nn.Module` to call in its place.
-    """
+    """Spread a teacher's weights over all processes; returns the module to call in its place."""
     if DistributedBackend(accelerator).is_zero3:
         gather_by_layer(teacher, accelerator)
         return prepare_deepspeed(teacher, accelerator)

@@ -1,8 +1,5 @@
-"""How much GPU memory a run takes, by arithmetic.
-
-A step has three phases that hold different things: the rollout (the engine is awake), scoring (the teacher works) and
-the update (gradients and activations). Each is the sum of its parts; the largest decides. No model is loaded.
-"""
+"""How much GPU memory a run takes, by arithmetic: rollout, scoring and update hold different things, the largest
+decides."""
 
 import json
 import warnings
@@ -198,8 +195,8 @@ def settings_from(
     mean_tokens: int | None = None,
 ) -> MemorySettings:
     """
-    The part of a run's settings (of a YAML file, or a config's `vars`) that memory depends on; what is not there has
-    its default, and sequences a third of the longest length. Raises `ValueError` for what a run would refuse.
+    The part of a run's settings (of a YAML file, or a config's `vars`) that memory depends on, sequences a third of the
+    longest by default. Raises `ValueError` for what a run would refuse.
     """
 
     def get(name, default):

@@ -72,10 +72,7 @@ class ModelShape:
 def adapter_parameters(
     shape: ModelShape, rank: int, targets: str | Sequence[str] | None = None, whole: Sequence[str] | None = None
 ) -> int:
-    """
-    Trained weights of a LoRA adapter, from `lora_r`, `lora_target_modules` (by default queries and values) and
-    `lora_modules_to_save`. Raises `ValueError` for a module whose size is not known here.
-    """
+    """Trained weights of a LoRA adapter. Raises `ValueError` for a module whose size is not known here."""
     in_a_layer = {
         "q_proj": (shape.hidden, shape.queries),
         "k_proj": (shape.hidden, shape.keys),

@@ -1,9 +1,5 @@
-"""An output head that projects chosen positions only, built into a model's forward.
-
-It has to live inside the forward: the hooks of DDP, FSDP and DeepSpeed, which gather sharded weights, fire only when
-the wrapped module itself is called. So a model is patched before it is wrapped, and then called as
-`model(input_ids=..., head_positions=..., head_targets=...)`.
-"""
+"""An output head that projects chosen positions only, built into the forward of a model before it is wrapped: the hooks
+of DDP, FSDP and DeepSpeed, which gather sharded weights, fire only when the wrapped module itself is called."""
 
 import functools
 import types
@@ -19,18 +15,13 @@ from .projection import backbone_of, projection_of
 @dataclass
 class TokenHeadOutput(ModelOutput):
     """
-    What a patched model returns for the N chosen positions.
-
-    Args:
-        logprobs (`torch.Tensor` of shape `[N]`): Log-probability of each target (nats, fp32).
-        entropy (`torch.Tensor` of shape `[N]`, *optional*): Entropy of the full distribution (nats), without `top_k`.
-        topk_ids (`torch.Tensor` of shape `[N, K]`, *optional*): With `top_k` only.
-        topk_logprobs (`torch.Tensor` of shape `[N, K]`, *optional*): With `top_k` only.
+    What a patched model returns for the N chosen positions: top K or, with gradient, the entropy beside
+    log-probabilities.
     """
 
-    logprobs: torch.Tensor | None = None
-    entropy: torch.Tensor | None = None
-    topk_ids: torch.Tensor | None = None
+    logprobs: torch.Tensor | None = None  # [N], of each target (nats, fp32)
+    entropy: torch.Tensor | None = None  # [N], of the full distribution (nats)
+    topk_ids: torch.Tensor | None = None  # [N, K]
     topk_logprobs: torch.Tensor | None = None
 
 

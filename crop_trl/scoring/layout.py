@@ -1,9 +1,5 @@
-"""How sequences are laid out for a forward pass.
-
-Each sequence lies in one piece, prompt then response, padded on the right, and no attention mask is passed: in a causal
-model nothing before the padding can see it, so the result is exactly that of the sequence alone, and attention keeps
-its fast kernels. What padding is left is kept small by putting sequences of similar length together.
-"""
+"""How sequences are laid out: prompt and response in one piece, padded on the right, without an attention mask. In a
+causal model nothing sees the padding, and attention keeps its fast kernels; lengths are grouped to keep it small."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,13 +17,8 @@ def padded_length(length: int, pad_to_multiple_of: int = 1) -> int:
 
 def group_by_length(lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
     """
-    Cut sequences into batches of similar length, each of at most `tokens_per_batch` tokens with its padding.
-
-    Of all ways to cut them in order of length it takes the one with the least padding, where each further batch counts
-    as much as 512 tokens.
-
-    Returns:
-        `list[list[int]]`: Indices of each batch, longest sequences first, so that memory peaks at once.
+    Indices of batches of at most `tokens_per_batch` tokens, longest first, cut in order of length with the least
+    padding, where each further batch counts as much as 512 tokens.
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     # cost[n]: cheapest way to cut the n longest; starts[n]: where its last batch begins.
@@ -53,17 +44,8 @@ def group_by_length(lengths: Sequence[int], tokens_per_batch: int) -> list[list[
 
 def split_balanced(lengths: Sequence[int], num_batches: int) -> list[list[int]]:
     """
-    Cut sequences into exactly `num_batches` non-empty batches of similar length with the largest one, counted in padded
-    tokens, as small as possible.
-
-    Every process gets the same number of forward and backward passes this way, which collective operations need, while
-    batches of short responses hold more of them.
-
-    Returns:
-        `list[list[int]]`: Indices of each batch, longest sequences first.
-
-    Raises:
-        `ValueError`: fewer sequences than batches.
+    Indices of exactly `num_batches` non-empty batches of similar length, longest first, the largest as small as
+    possible. Raises `ValueError` for fewer sequences than batches.
     """
     if len(lengths) < num_batches:
         raise ValueError(f"Cannot cut {len(lengths)} sequences into {num_batches} non-empty batches.")
@@ -92,25 +74,15 @@ def split_balanced(lengths: Sequence[int], num_batches: int) -> list[list[int]]:
 
 @dataclass
 class PackedBatch:
-    """
-    Sequences ready for a forward pass, and which positions of it to project.
+    """Sequences ready for a forward pass, and which positions of it to project."""
 
-    Args:
-        input_ids (`torch.LongTensor` of shape `[R, L]`): Prompt and response in one piece, right-padded.
-        positions (`torch.LongTensor` of shape `[N]`): Flat index into `R * L` of the hidden states that predict.
-        targets (`torch.LongTensor` of shape `[N]`): Response tokens that they predict.
-        rows, columns (`torch.LongTensor` of shape `[N]`): Where each belongs in `[B, T]`.
-        num_tokens (`int`): Real tokens, without padding.
-        attention_mask (`torch.LongTensor` of shape `[R, L]`, *optional*): Only for models that need one.
-    """
-
-    input_ids: torch.Tensor
-    positions: torch.Tensor
-    targets: torch.Tensor
-    rows: torch.Tensor
+    input_ids: torch.Tensor  # [R, L]
+    positions: torch.Tensor  # [N], flat index into R * L of the hidden states that predict
+    targets: torch.Tensor  # [N], response tokens that they predict
+    rows: torch.Tensor  # [N], where each belongs in [B, T], with `columns`
     columns: torch.Tensor
-    num_tokens: int
-    attention_mask: torch.Tensor | None = None
+    num_tokens: int  # without padding
+    attention_mask: torch.Tensor | None = None  # only for models that need one
 
     def to(self, device) -> "PackedBatch":
         """Move to a device, without waiting for the copy."""

@@ -15,21 +15,13 @@ from .placement import OffloadedWeights
 
 @dataclass
 class ScoringStats:
-    """
-    What scoring cost since the last [`ScoringStats.reset`].
-
-    Args:
-        sequences, forwards, tokens, padded_tokens (`int`):
-            Scored sequences, model calls, real tokens and tokens with padding.
-        move_seconds (`float`):
-            Wall clock in which weights were brought to the device.
-    """
+    """What scoring cost since the last [`ScoringStats.reset`]."""
 
     sequences: int = 0
     forwards: int = 0
     tokens: int = 0
     padded_tokens: int = 0
-    move_seconds: float = 0.0
+    move_seconds: float = 0.0  # in which weights were brought to the device
 
     @property
     def padding_share(self) -> float:
@@ -48,8 +40,7 @@ class ScoringStats:
 
     def reset(self) -> None:
         """Start counting anew."""
-        self.sequences = self.forwards = self.tokens = self.padded_tokens = 0
-        self.move_seconds = 0.0
+        self.__init__()
 
 
 class LocalScorer:

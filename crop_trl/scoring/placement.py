@@ -1,5 +1,4 @@
-"""Where the teacher lives, and what may be combined: on the training device, in CPU memory between scoring phases,
-quantised, spread over processes, or on a server."""
+"""Where a local teacher lives: on the training device, in CPU memory between scoring phases, quantised, or sharded."""
 
 import time
 
@@ -27,17 +26,8 @@ def quantization_config(quantization: str, compute_dtype: str | torch.dtype) -> 
 
 class OffloadedWeights:
     """
-    Context manager that lends a device to a frozen model: inside, its weights are there; outside, in CPU memory.
-
-    Nothing is copied back, since nothing changes: the copies on the device are dropped. The CPU copies are pinned for a
-    CUDA device, so that the way there goes at the speed of the bus.
-
-    Args:
-        model (`torch.nn.Module`): In evaluation mode, without gradients. Loaded on the CPU.
-        device (`torch.device` or `str`): Where it runs.
-
-    Attributes:
-        seconds (`float`): What the last move took.
+    Lends a device to a frozen model: inside, its weights are there; outside, in pinned CPU memory. Copies on the device
+    are dropped, since nothing changes; `seconds` is what the last move took.
     """
 
     def __init__(self, model: torch.nn.Module, device):

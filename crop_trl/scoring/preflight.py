@@ -1,8 +1,4 @@
-"""One short look at teacher, prompts and settings together, before the first step spends anything.
-
-What is seen here would not stop a run: scores that depend on what else is in a batch, or a response opened by other
-tokens after a paraphrase, are numbers like any other, and the wrong tokens are kept.
-"""
+"""One short look at teacher, prompts and settings together, for what would not stop a run and keep the wrong tokens."""
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,20 +21,12 @@ _RESPONSE_TOKENS = 64
 
 @dataclass
 class PreflightReport:
-    """
-    What was found.
-
-    Args:
-        top_k (`int`): Entries that the teacher returns at each position.
-        drift (`float`): Mean difference between the scores of one sequence alone and in company (nats).
-        tolerance (`float`): What is allowed.
-        teacher_ends (`set[int]`, *optional*): Tokens that end a response for the teacher; `None` when not known.
-    """
+    """What was found."""
 
     top_k: int
-    drift: float
+    drift: float  # mean difference between the scores of one sequence alone and in company (nats)
     tolerance: float
-    teacher_ends: set[int] | None
+    teacher_ends: set[int] | None  # None: not known
 
     def __str__(self) -> str:
         ends = "not known" if self.teacher_ends is None else ", ".join(map(str, sorted(self.teacher_ends)))
@@ -61,10 +49,8 @@ def run_preflight(
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> PreflightReport:
     """
-    Check a teacher on one row of the dataset, in two calls of [`~crop_trl.scoring.Scorer.score`].
-
-    Raises `ValueError` for a prompt that is rendered otherwise than the original, fewer entries than K, scores that are
-    not finite, or scores that depend on what else is in the batch.
+    Check a teacher on one row, in two calls of `score`. Raises `ValueError` for prompts rendered unlike the original,
+    fewer entries than K, scores that are not finite, or that depend on what else is in the batch.
     """
     prompts = {kind: tokenize_variants([row], kind, tokenize)[0] for kind in kinds}
     _check_renderings(prompts, row, tokenizer, chat_template_kwargs)

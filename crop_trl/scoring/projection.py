@@ -1,9 +1,5 @@
-"""From hidden states to log-probabilities over the vocabulary, by one of two roads.
-
-Nearly every model multiplies by a matrix, then scales or caps: [`MatrixHead`] does so in tiles, or with TRL's fused
-kernel for a pass with gradient. Where that is not what the model's own forward does (an adapter on the head, layers
-between backbone and head), [`OwnHead`] lets the model itself turn hidden states into logits, slower and exactly.
-"""
+"""From hidden states to log-probabilities by one of two roads: [`MatrixHead`] multiplies in tiles, as nearly every
+model does; [`OwnHead`] lets the model's own forward make the logits, slower and exactly."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -34,8 +30,8 @@ def backbone_of(model: PreTrainedModel) -> torch.nn.Module:
 @contextmanager
 def forward_as(module: torch.nn.Module, function: Callable) -> Iterator[None]:
     """
-    Let `function` be the forward of `module`: its hooks fire when it is called, and weights that are spread over
-    processes are gathered for the forward and again for the backward.
+    Let `function` be the forward of `module`, whose hooks then fire: weights over processes are gathered, for backward
+    too.
     """
     own = module.__dict__.get("forward")
     module.forward = function
@@ -50,11 +46,7 @@ def forward_as(module: torch.nn.Module, function: Callable) -> Iterator[None]:
 
 @contextmanager
 def _unwatched(model: PreTrainedModel) -> Iterator[None]:
-    """
-    Let modules of a model that ZeRO-3 split run beside its forward: without hooks, on gathered weights.
-
-    ZeRO-3 notes the order in which modules first run and then keeps gathered what it takes to come again soon.
-    """
+    """Let modules of a model that ZeRO-3 split run beside its forward, without the hooks that note their order."""
     inside = set(backbone_of(model).modules())
     outside = [module for module in model.modules() if module not in inside]
     weights = {p for module in outside for p in module.parameters(recurse=False)}
@@ -155,10 +147,8 @@ class OwnHead:
 
 def projection_of(model: PreTrainedModel, forward: Callable, output_type: type, width: int) -> MatrixHead | OwnHead:
     """
-    The road by which a model's hidden states become log-probabilities; called inside its forward.
-
-    `forward` is the model's own, `output_type` what its backbone returns: states of size `width`. Which road is right
-    is found out once, on random hidden states, small and large ones, since a soft cap shows in large ones only.
+    The road for a model inside its forward, found out once, on random hidden states: small ones, and large ones where a
+    soft cap shows.
     """
     head, own = model.get_output_embeddings(), OwnHead(model, forward, output_type)
     if not _is_matrix(head) or head.in_features != width:

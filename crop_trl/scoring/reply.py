@@ -36,10 +36,8 @@ def parse_json(body: bytes) -> dict:
 
 def read_topk(reply: dict, sent: Sequence[int], first: int, top_k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """
-    Token ids [T, K], their log-probabilities [T, K], most likely first, and those of the T tokens from `sent[first:]`.
-
-    The server returns the K most likely tokens at each position, and the token that was sent as one more entry where it
-    is not among them. Raises [`WrongReply`], or `Transient` where fields are missing altogether.
+    Token ids [T, K], their log-probabilities, most likely first, and those of the T tokens from `sent[first:]`, which
+    the server adds as one more entry. Raises [`WrongReply`], or `Transient` where fields are missing.
     """
     try:
         choice = reply["choices"][0]

@@ -1,10 +1,5 @@
-"""Scoring a fixed response with a teacher on OpenAI-compatible vLLM servers.
-
-Token ids go out and come back, one request a sequence. Each server has so many lanes, and each lane takes the next
-sequence when it is free. What fails goes back to the front, and the lane pauses (see [`crop_trl.retries`]); meanwhile
-others do its work. When no server answers, training waits until one comes back or `timeout` is over: nothing is ever
-left unscored.
-"""
+"""Scoring with a teacher on OpenAI-compatible vLLM servers: one request a sequence, each server with so many lanes.
+What fails goes back to the front for others to do; when no server answers, training waits until `timeout` is over."""
 
 import math
 import queue

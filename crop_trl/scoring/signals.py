@@ -53,14 +53,8 @@ def collect_signals(
     completion_ids: Sequence[TokenIds],
 ) -> Signals:
     """
-    Score the responses after every prompt that is asked for.
-
-    All prompts of one scorer go to it as a single list, so that it can batch them by length together.
-
-    Returns:
-        [`~crop_trl.methods.Signals`]: one entry for each need, `[B, T, K]`, aligned on the response. Where some row has
-        several prompts of a kind, a row with fewer has an invalid mask in the later variants. `negative` is averaged
-        over its prompts.
+    Score the responses after every prompt that is asked for, all of one scorer in a single call. A row with fewer
+    prompts of a kind has an invalid mask in the later variants; `negative` is averaged.
     """
     batch = len(completion_ids)
     jobs: dict[str, list[tuple[str, list[int], list[TokenIds]]]] = {}

@@ -14,10 +14,7 @@ _CPU_TILE_ELEMENTS = 2**24
 
 def head_transform(config) -> tuple[float | None, float]:
     """
-    What a model's own forward does to its logits after the output head.
-
-    Returns:
-        `(softcap, scale)`: logits are `z = head(h) * scale`, then `softcap * tanh(z / softcap)` unless it is `None`.
+    `(softcap, scale)`: a model makes `z = head(h) * scale`, then `softcap * tanh(z / softcap)` unless it is `None`.
     """
     text = config.get_text_config()
     softcap = getattr(text, "final_logit_softcapping", None)

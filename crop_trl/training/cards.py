@@ -1,7 +1,4 @@
-"""What a run keeps, in words: the method's card of a run's page, and the README of the model that comes out.
-
-Both are made of [`method_card`], so they cannot say different things.
-"""
+"""What a run keeps, in words: the card of a run's page and the README of the model, both made of [`method_card`]."""
 
 import html
 import inspect
@@ -137,11 +134,7 @@ def card_table(rows: Mapping[str, str]) -> str:
 
 
 def model_card(trainer, model_name: str | None, dataset_name: str | None = None, tags: set[str] | None = None):
-    """
-    The README of a trained model: method, data, teacher, settings, versions and citation.
-
-    By default it has the output folder's name, and the dataset is that of `trainer.run_settings`.
-    """
+    """The README of a trained model: method, data, teacher, settings, versions and citation."""
     settings = dict(trainer.run_settings)
     if dataset_name is not None:
         settings["dataset_name"] = public_name(dataset_name)

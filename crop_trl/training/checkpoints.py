@@ -32,10 +32,8 @@ class SaveError(RuntimeError):
 
 def checkpoint_to_resume(given: str | bool | None, args, rows=None, adapter: bool | None = None) -> str | None:
     """
-    The checkpoint that a run goes on from; `None` for a run from the start.
-
-    Raises `ValueError` for one that it cannot go on from as if it had never stopped. Without `rows` prompts are not
-    compared, and without `adapter` the kind of student is not.
+    The checkpoint that a run goes on from; `None`: from the start. Raises `ValueError` for one that it cannot go on
+    from; without `rows` prompts are not compared, without `adapter` the kind of student is not.
     """
     if given is None or str(given).lower() == "false":
         return None
@@ -134,11 +132,7 @@ def _trouble(folder: Path, args, rows, adapter: bool | None) -> str | None:
 
 
 class WholeCheckpoints:
-    """
-    Part of a [`~transformers.Trainer`]: a checkpoint is written under another name and renamed once all is there.
-
-    A full disk or a killed process leaves the last whole one to resume from; older ones are deleted only afterwards.
-    """
+    """Part of a [`~transformers.Trainer`]: a checkpoint is written under another name and renamed once all is there."""
 
     state: TrainerState
     # Optimizer steps that batches of rollouts still had to feed when a run ended: its prompts are further on by them.

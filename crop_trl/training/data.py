@@ -124,12 +124,8 @@ def _without_images(dataset):
 
 def prepare_prompts(dataset, tokenizer: PreTrainedTokenizerBase | None, args, tools: list | None = None):
     """
-    Check the training prompts and leave out those that cannot be used, before any model is loaded: rows that lack a
-    prompt which the method reads, or have one of more than `max_prompt_length` tokens as rendered. All methods train on
-    the same rows: every prompt that a row has counts. Without a tokenizer lengths are not known.
-
-    Raises `ValueError` when a column is missing, a prompt is rendered unlike the others, or fewer prompts are left than
-    one step takes.
+    Leave out rows that lack a prompt which the method reads, or have one of more than `max_prompt_length` tokens, of
+    any kind: all methods train on the same rows. Raises `ValueError` for what cannot be trained on.
     """
     kinds = prompt_kinds(get_method(args.method).needs)
     check_columns(dataset, kinds, args.method)
@@ -177,9 +173,8 @@ def _fitting(dataset, check: RowCheck, talk: bool, progress: bool):
 
 def tokenizer_of(model, processing_class, setting: str, trust_remote_code: bool = False):
     """
-    The tokenizer that belongs to a model given as a path or an instance, or `None` when nothing tells which it is.
-
-    Raises `ValueError` for a path that holds no tokenizer; `setting` is the name the user knows it by.
+    The tokenizer of a path or a model, or `None` when nothing tells. Raises `ValueError`, naming `setting`, for a path
+    without.
     """
     if processing_class is not None:
         return processing_class
@@ -197,8 +192,7 @@ def tokenizer_of(model, processing_class, setting: str, trust_remote_code: bool 
 
 def check_same_tokenizer(student, teacher, processing_class=None, trust_remote_code: bool = False) -> None:
     """
-    Raise `ValueError`, naming a token, unless every id means the same to a tokenizer and to that of a teacher, which
-    scores the student's ids. A scorer that is neither a path nor a model is believed.
+    Raise `ValueError`, naming a token, unless every id means the same to student and teacher; a scorer is believed.
     """
     if student is None or not isinstance(teacher, (str, PreTrainedModel)):
         return

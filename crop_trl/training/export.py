@@ -1,8 +1,4 @@
-"""What a run kept, token by token, as parquet files in its output folder.
-
-One file holds the rollouts of one step on one process, one row a response. Numbers per token are lists: half precision,
-split into bytes and compressed, they cost a few bytes a token, and a file is whole or not there.
-"""
+"""What a run kept, token by token: a parquet file for each step and process, one row a response, numbers as lists."""
 
 import json
 import re
@@ -62,14 +58,9 @@ class SelectionExport(RolloutCallback):
 
 def write_rollout(rollout: RolloutRecord, path: str | Path, settings: dict) -> None:
     """
-    Write one batch of rollouts, whole or not at all.
-
-    Columns: `step`, `row` (place in the global rollout batch), the text of the dataset's prompts (`original`, and
-    `paraphrase` and `counterfactual` where it has them), and lists with one element per response
-    token: `token_ids` (int32), `loss_mask`, `kept` (bool), `score` and every measure of the method (half precision;
-    beyond +-65504 they are cut off). A `student_entropy` in [0, 1] is there whenever the student was scored.
-
-    `settings` are kept in the file's metadata, `method` among them.
+    Write one batch of rollouts, whole or not at all: `step`, `row` (place in the global batch), the text of each kind
+    of prompt, and lists with one element per response token: `token_ids`, `loss_mask`, `kept`, `score` and every
+    measure (half precision, cut off at +-65504). `settings` go to the file's metadata.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -1,8 +1,4 @@
-"""What a training step and an evaluation log, beside what GRPO logs.
-
-Values of single tokens are summed on each process and reduced over all of them once a step, so that a mean is one over
-tokens, wherever they were.
-"""
+"""What a training step and an evaluation log, beside what GRPO logs: means over tokens, wherever they were."""
 
 import math
 import time

@@ -1,8 +1,4 @@
-"""What decides which prompts a step takes.
-
-A resumed run passes over as many prompts as its own settings would have taken up to the checkpoint. Those are the ones
-that were taken only while these settings and the prompts are the same.
-"""
+"""What decides which prompts a step takes; a resumed run takes the next ones only while it is the same."""
 
 import hashlib
 import json

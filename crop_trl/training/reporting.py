@@ -1,12 +1,6 @@
-"""What a run tells Weights & Biases, trackio and TensorBoard beside the metrics of the trainer.
-
-The callbacks of transformers put every metric of training under `train/`, in one section of hundreds of charts. Those
-here keep the trainer's own groups (`selection/`, `scoring/`, `distillation/`, `rewards/`, ...) as sections, and add
-histograms of what is kept, responses with coloured tokens, and a card of the method. None of the three packages is
-imported before a run that reports to it starts.
-
-A backend that cannot start ends the run before it has cost anything; pictures that fail later cost a warning.
-"""
+"""What a run tells Weights & Biases, trackio and TensorBoard: the trainer's own groups of metrics as sections, and
+histograms, responses with coloured tokens, a card of the method. None of them is imported before a run starts that
+reports to it."""
 
 import atexit
 import html
@@ -228,11 +222,7 @@ def feeds_logged_step(args, state, step: int) -> bool:
 
 
 class PanelReports(RunReports):
-    """
-    Weights & Biases and trackio: logged objects are panels, made by classes of the same names in both packages.
-
-    Subclasses say which package it is, how it logs, and how responses are laid out.
-    """
+    """Weights & Biases and trackio: logged objects are panels, made by classes of the same names in both packages."""
 
     @property
     @abstractmethod

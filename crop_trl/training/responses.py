@@ -14,30 +14,14 @@ from ..prompts import prompt_texts
 
 @dataclass
 class ScoredResponses:
-    """
-    Responses of the student, and how they were scored: B responses of at most T tokens.
+    """Responses of the student, and how they were scored: B responses of at most T tokens."""
 
-    Args:
-        step (`int`):
-            Global step at which they were sampled.
-        rows (B dataset rows):
-            What the prompts came from; the row of several responses stands here once for each.
-        prompt_ids, completion_ids (B lists of token ids):
-            What was sampled from, and what was sampled.
-        loss_mask (`torch.BoolTensor` of shape `[B, T]`):
-            Response tokens that may be kept: neither padding nor written by a tool.
-        signals ([`~crop_trl.methods.Signals`]):
-            Scores by name, `[B, T, K]`.
-        tokenizer (`PreTrainedTokenizerBase`):
-            Decodes the token ids.
-    """
-
-    step: int
-    rows: Sequence[Mapping[str, Any]]
+    step: int  # global, at which they were sampled
+    rows: Sequence[Mapping[str, Any]]  # what the prompts came from, once for each response
     prompt_ids: list[list[int]]
     completion_ids: list[list[int]]
-    loss_mask: torch.Tensor
-    signals: Signals
+    loss_mask: torch.Tensor  # bool, [B, T]: what may be kept, neither padding nor written by a tool
+    signals: Signals  # [B, T, K]
     tokenizer: Any
 
     @cached_property

@@ -11,22 +11,12 @@ FILE = "result.json"
 
 @dataclass(frozen=True)
 class RunResult:
-    """
-    One JSON object, whose names are these.
+    """One JSON object, whose names are these."""
 
-    Args:
-        method (`str`): What was trained; `base`: nothing, the student was evaluated as it is.
-        accuracy_before, accuracy_after (`float`, *optional*): Share of right answers on the held-out problems, in
-            [0, 1]; `None` (JSON `null`) where it was not measured.
-        retention_ratio (`float`, *optional*): Budget; means nothing to methods that train every token.
-        seed, steps (`int`, *optional*): The run's seed, and how many optimizer steps it made.
-        selector, selector_sha256 (`str`, *optional*): Of a method from a user's file: where it is, and the file's hash.
-    """
-
-    method: str
-    accuracy_before: float | None
+    method: str  # "base": nothing was trained
+    accuracy_before: float | None  # on the held-out problems, in [0, 1]; None where it was not measured
     accuracy_after: float | None
-    retention_ratio: float | None = None
+    retention_ratio: float | None = None  # means nothing to methods that train every token
     seed: int | None = None
     steps: int | None = None
     selector: str | None = None

@@ -1,9 +1,5 @@
-"""From scored rollouts to the micro-batches of one or several optimizer steps.
-
-A rollout batch is first dealt to optimizer steps, then each step's share is cut by length into its micro-batches. The
-loss is a mean over the kept tokens of the whole step, counted here over all processes, so it does not matter which
-micro-batch a response falls into.
-"""
+"""From scored rollouts to the micro-batches of optimizer steps. The loss is a mean over the kept tokens of the whole
+step on all processes, so it does not matter which micro-batch a response falls into."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,24 +13,14 @@ from ..scoring.layout import PackedBatch, pack, split_balanced
 
 @dataclass
 class Rollout:
-    """
-    Sampled responses with what is kept of them.
-
-    Args:
-        prompt_ids, completion_ids (B lists of token ids): What was sampled from, and what was sampled.
-        base_advantages (`torch.Tensor` of shape `[B]`): One per response, from the rewards.
-        selection (`Selection`): Tokens that are kept, their weights and the teacher's log-probabilities.
-        old_logprobs (`torch.Tensor` of shape `[B, T]`, *optional*): Under the rollout-time student; `None` when that is
-            the student being trained.
-        engine_logprobs (`torch.Tensor` of shape `[B, T]`, *optional*): As the sampling engine reported them.
-    """
+    """Sampled responses with what is kept of them."""
 
     prompt_ids: list[list[int]]
     completion_ids: list[list[int]]
-    base_advantages: torch.Tensor
-    selection: Selection
-    old_logprobs: torch.Tensor | None = None
-    engine_logprobs: torch.Tensor | None = None
+    base_advantages: torch.Tensor  # [B], from the rewards
+    selection: Selection  # [B, T]
+    old_logprobs: torch.Tensor | None = None  # of the rollout-time student; None: it is the one being trained
+    engine_logprobs: torch.Tensor | None = None  # as the sampling engine reported them
 
     @property
     def lengths(self) -> list[int]:
@@ -44,16 +30,7 @@ class Rollout:
 
 @dataclass
 class MicroBatch:
-    """
-    Everything the loss needs for some responses, flat over their N kept tokens.
-
-    Args:
-        batch (`PackedBatch`): Sequences laid out for the forward pass.
-        teacher_logprobs (`torch.Tensor` of shape `[N]`): Training target.
-        base_advantages (`torch.Tensor` of shape `[N]`): That of the token's response.
-        old_logprobs, weights, engine_logprobs (`torch.Tensor` of shape `[N]`, *optional*): See [`Rollout`].
-        num_items (`torch.Tensor`, *optional*): Kept tokens of the optimizer step on all processes.
-    """
+    """What the loss needs for some responses, flat over their N kept tokens."""
 
     batch: PackedBatch
     teacher_logprobs: torch.Tensor
@@ -61,7 +38,7 @@ class MicroBatch:
     old_logprobs: torch.Tensor | None
     weights: torch.Tensor | None
     engine_logprobs: torch.Tensor | None
-    num_items: torch.Tensor | None = None
+    num_items: torch.Tensor | None = None  # kept tokens of the optimizer step on all processes
 
     @property
     def padding_share(self) -> float:
@@ -77,12 +54,7 @@ def make_micro_batch(
     keep: torch.Tensor | None = None,
     num_items: torch.Tensor | None = None,
 ) -> MicroBatch:
-    """
-    Lay out some responses of a rollout.
-
-    Returns:
-        [`MicroBatch`]
-    """
+    """Lay out some responses of a rollout."""
     keep = rollout.selection.mask.cpu() if keep is None else keep
     batch = pack(rollout.prompt_ids, rollout.completion_ids, rows, keep=keep, **layout).to(device)
 
@@ -109,10 +81,8 @@ def cut_rollout(
     reduce: Callable[[torch.Tensor], torch.Tensor],
 ) -> list[MicroBatch]:
     """
-    Cut a rollout batch into the micro-batches of its optimizer steps.
-
-    They come step by step, `windows` steps, to which rows are dealt at random if there are several. Every process gets
-    `micro_batches` of them for each, whatever the lengths of its responses; `reduce` sums over processes.
+    Cut a rollout batch into the micro-batches of its `windows` steps, as many on every process; `reduce` sums over
+    processes.
     """
     keep = rollout.selection.mask.cpu()
     lengths = rollout.lengths

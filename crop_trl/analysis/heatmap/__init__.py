@@ -1,7 +1,4 @@
-"""Heat maps of one response: how each token reacts to a changed condition and to other wording, and what is kept.
-
-Data first ([`ResponseHeatmap`]), then a picture ([`save_png`]) or a page ([`save_html`]).
-"""
+"""Heat maps of one response: data ([`ResponseHeatmap`]), then a picture ([`save_png`]) or a page ([`save_html`])."""
 
 from .data import MARGIN, SEMANTIC, SURFACE, ResponseHeatmap, RowStyle
 from .figure import save_png

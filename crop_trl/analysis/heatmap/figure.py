@@ -25,10 +25,7 @@ CHANGED = {"Paraphrase": "#fdd9b5", "Counterfactual": "#b9d5ee", "Original": "#b
 
 def save_png(heatmap: ResponseHeatmap, path) -> None:
     """
-    Draw a heat map for print, 300 dots an inch.
-
-    A response of up to 120 tokens is written out in lines; of a longer one, 64 positions round the peak of its last
-    row, with an overview of the whole response below.
+    Draw a heat map for print: all of a short response, else the close-up round its peak, with an overview of the whole.
     """
     figure = new_figure(WIDTH, 1.0, layout=None)
     page = Page(figure, figure.canvas.get_renderer())

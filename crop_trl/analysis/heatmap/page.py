@@ -15,10 +15,7 @@ _KINDS = {"blue": "b", "orange": "o", "signed": "s"}
 
 def save_html(heatmap: ResponseHeatmap, path) -> None:
     """
-    Write a heat map as one HTML file that opens anywhere, without a network.
-
-    Pointing at a token, tapping it or reaching it with the arrow keys shows its position, text and values. A switch
-    shows all rows or one. The whole response is there, with an overview to jump from when it is long.
+    Write a heat map as one HTML file that opens anywhere; values show on hover, tap or arrow keys, for all rows or one.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     write_text(path, page(heatmap))
