@@ -75,8 +75,7 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         reward_funcs (*optional*):
             As in [`~trl.GRPOTrainer`]; none by default. With weight 0 in `args.reward_weights` a reward is logged
             without touching the advantages.
-        args ([`CROPConfig`], *optional*):
-            Configuration.
+        args ([`CROPConfig`], *optional*): Configuration.
         train_dataset, eval_dataset (*optional*):
             Rows with `prompt` and, for methods that read them, `paraphrase_prompt` and `counterfactual_prompt`: all
             chat messages or all plain text. Evaluation needs `prompt` alone.

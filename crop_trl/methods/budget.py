@@ -15,12 +15,9 @@ def response_budget(n_valid: int | torch.Tensor, ratio: float, min_tokens: int =
     CROP paper, equation "crop-response-budget".
 
     Args:
-        n_valid (`int` or `torch.Tensor`):
-            Number of candidate positions; any shape when a tensor.
-        ratio (`float`):
-            Nominal retention ratio, in (0, 1].
-        min_tokens (`int`, *optional*, defaults to `1`):
-            Fewest positions kept in a response that has any.
+        n_valid (`int` or `torch.Tensor`): Number of candidate positions; any shape when a tensor.
+        ratio (`float`): Nominal retention ratio, in (0, 1].
+        min_tokens (`int`, *optional*, defaults to `1`): Fewest positions kept in a response that has any.
 
     Returns:
         The budget, in the type and shape of `n_valid`; 0 where there are no candidates.
@@ -56,8 +53,7 @@ def select_top_b(scores: torch.Tensor, loss_mask: torch.Tensor, ratio: float, mi
     Args:
         scores (`torch.Tensor` of shape `[B, T]`):
             Higher is kept first; a negative score can be kept, NaN and infinities never are.
-        loss_mask (`torch.Tensor` of shape `[B, T]`):
-            Non-zero where a token may enter the loss.
+        loss_mask (`torch.Tensor` of shape `[B, T]`): Non-zero where a token may enter the loss.
         ratio, min_tokens:
             See [`response_budget`].
 
@@ -100,14 +96,10 @@ def quantile_normalize(
     Quantiles are exact, with linear interpolation, over every valid finite value of every process.
 
     Args:
-        x (`torch.Tensor` of shape `[B, T]`):
-            The measure.
-        mask (`torch.Tensor` of shape `[B, T]`):
-            Non-zero at valid positions.
-        low, high (`float`):
-            Quantile levels.
-        eps (`float`):
-            Keeps a constant measure from dividing by zero.
+        x (`torch.Tensor` of shape `[B, T]`): The measure.
+        mask (`torch.Tensor` of shape `[B, T]`): Non-zero at valid positions.
+        low, high (`float`): Quantile levels.
+        eps (`float`): Keeps a constant measure from dividing by zero.
         gather (`Callable`, *optional*):
             Takes this process's valid values, 1-D and of any length, and returns those of all processes in one 1-D
             tensor. `None`: this process is all there is.

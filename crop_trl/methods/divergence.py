@@ -47,8 +47,7 @@ def topk_jsd(p, q) -> torch.Tensor:
     "crop-jsd".
 
     Args:
-        p, q (`TopKLogprobs`):
-            Distributions over the same vocabulary, aligned position by position. Their K may differ.
+        p, q (`TopKLogprobs`): Distributions over the same vocabulary, aligned position by position. Their K may differ.
 
     Returns:
         `torch.Tensor` of shape `[B, T]`, in nats.

@@ -26,10 +26,8 @@ class Method:
             Names of signals beside `"teacher/original"`, which holds the training target and is always there:
             `"teacher/paraphrase"`, `"teacher/counterfactual"`, `"teacher/negative"` (after unrelated prompts; only its
             `sampled_logprobs`, averaged over them), and the first three prompts with `"student/"`.
-        score (`Callable`, *optional*):
-            `(signals, ctx) -> [B, T]`; the highest are kept. `None` keeps every token.
-        weight (`Callable`, *optional*):
-            `(signals, ctx) -> [B, T]`; multiplies the advantages.
+        score (`Callable`, *optional*): `(signals, ctx) -> [B, T]`; the highest are kept. `None` keeps every token.
+        weight (`Callable`, *optional*): `(signals, ctx) -> [B, T]`; multiplies the advantages.
         teacher_target (`Callable`, *optional*):
             `(signals, ctx) -> [B, T]`; replaces the teacher's log-probabilities in the loss.
     """
@@ -148,21 +146,16 @@ def select(
     From signals to what enters the loss; the trainer and every offline replay go through here.
 
     Args:
-        name (`str`):
-            Name of a method.
+        name (`str`): Name of a method.
         signals ([`Signals`] or mapping):
             At least those that the method needs, aligned on the response; a list of them where a response was scored
             after several prompts of one kind.
-        loss_mask (`torch.Tensor` of shape `[B, T]`):
-            Non-zero where a token may be kept.
-        settings (`SelectionSettings`):
-            Budget and per-method settings.
-        step (`int`, *optional*, defaults to `0`):
-            Global step, for methods that draw.
+        loss_mask (`torch.Tensor` of shape `[B, T]`): Non-zero where a token may be kept.
+        settings (`SelectionSettings`): Budget and per-method settings.
+        step (`int`, *optional*, defaults to `0`): Global step, for methods that draw.
         rows (`torch.Tensor` of shape `[B]`, *optional*):
             Index of each response in the global rollout batch; by default `0..B-1`.
-        gather (`Callable`, *optional*):
-            Concatenates valid values of all processes; `None` when this process is all.
+        gather (`Callable`, *optional*): Concatenates valid values of all processes; `None` when this process is all.
 
     Returns:
         [`Selection`]

@@ -50,14 +50,10 @@ class LocalScorer:
     Args:
         model ([`~transformers.PreTrainedModel`] or a wrapper of one):
             Patched by [`~crop_trl.scoring.head.add_token_head`] (done here for a bare model).
-        top_k (`int`):
-            Vocabulary entries to return at each position.
-        pad_token_id (`int`):
-            Any valid id; it never influences a result.
-        tokens_per_batch (`int`, *optional*, defaults to `16384`):
-            Tokens of one forward pass, padding included.
-        context (`Callable`, *optional*):
-            Makes a context manager round each forward, such as `accelerator.autocast`.
+        top_k (`int`): Vocabulary entries to return at each position.
+        pad_token_id (`int`): Any valid id; it never influences a result.
+        tokens_per_batch (`int`, *optional*, defaults to `16384`): Tokens of one forward pass, padding included.
+        context (`Callable`, *optional*): Makes a context manager round each forward, such as `accelerator.autocast`.
         agree (`Callable`, *optional*):
             For a model that is spread over processes, all of which have to make the same number of forwards: takes the
             number that this process needs and returns the largest on any.
@@ -145,8 +141,7 @@ class LocalScorer:
         Args:
             prompt_ids, completion_ids (B lists of token ids):
                 Token ids in, never text: the response must be the very tokens that were sampled.
-            top_k (`int`, *optional*):
-                Overrides the scorer's own.
+            top_k (`int`, *optional*): Overrides the scorer's own.
 
         Returns:
             [`TopKLogprobs`] with T the longest response, aligned on the response: position t of a row predicts its

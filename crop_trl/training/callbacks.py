@@ -100,10 +100,8 @@ class RolloutRecord(ScoredResponses):
     Args:
         step, rows, prompt_ids, completion_ids, loss_mask, signals, tokenizer:
             See [`~crop_trl.training.responses.ScoredResponses`].
-        first_row (`int`):
-            Place of the first response in the rollout batch of all processes.
-        selection ([`~crop_trl.methods.Selection`]):
-            What enters the loss, `[B, T]`.
+        first_row (`int`): Place of the first response in the rollout batch of all processes.
+        selection ([`~crop_trl.methods.Selection`]): What enters the loss, `[B, T]`.
     """
 
     first_row: int

@@ -67,12 +67,10 @@ def sampled_opd_loss(
             Log-probabilities of the sampled tokens under the student (nats), with gradient.
         old_logprobs, teacher_logprobs (`torch.Tensor` of shape `[B, T]`):
             The same under the rollout-time student and the teacher; no gradient flows into them.
-        base_advantages (`torch.Tensor` of shape `[B]`):
-            One per response; zeros without a reward.
+        base_advantages (`torch.Tensor` of shape `[B]`): One per response; zeros without a reward.
         loss_mask (`torch.Tensor` of shape `[B, T]`):
             Non-zero at the tokens that are kept. Values elsewhere are ignored, NaN included.
-        weights (`torch.Tensor` of shape `[B, T]`, *optional*):
-            Per-token weights of the advantage.
+        weights (`torch.Tensor` of shape `[B, T]`, *optional*): Per-token weights of the advantage.
         lambda_opd, epsilon_low, epsilon_high (`float`):
             Strength of the teacher's correction and the two clipping radii of the probability ratio.
         num_items (`int` or `torch.Tensor`, *optional*):

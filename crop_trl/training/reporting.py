@@ -13,8 +13,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import jinja2
 import numpy as np
 from transformers.integrations import TensorBoardCallback, TrackioCallback, WandbCallback
 from transformers.integrations.integration_utils import rewrite_logs
@@ -24,6 +26,7 @@ from .callbacks import RolloutCallback, RolloutRecord
 from .cards import card_table, method_card
 
 RESPONSES = 4
+_RESPONSE = Path(__file__).parent / "templates" / "response.html.j2"
 # A table of responses is large: a run logs about this many.
 TABLES = 10
 
@@ -69,37 +72,11 @@ class ExampleResponse:
     def to_html(self) -> str:
         """Tokens on blue (orange below 0) as strong as their score, the kept ones framed; values on hover."""
         scores = self.scores if self.scores is not None else [0.0] * len(self.pieces)
-        finite = [abs(s) for s in scores if np.isfinite(s)]
-        limit = max(finite, default=0.0) or 1.0
-        parts = []
-        for piece, kept, score in zip(self.pieces, self.kept, scores):
-            share = min(abs(score) / limit, 1.0) if np.isfinite(score) else 0.0
-            text = html.escape(visible_text(piece)).replace("\n", "⏎<br>")
-            # Plain text for most tokens keeps a response of thousands of them small.
-            if not kept and share < 0.05:
-                parts.append(text)
-                continue
-            colour = "33,113,181" if score >= 0 else "217,96,10"
-            style = f"background:rgba({colour},{0.6 * share:.2f});"
-            if kept:
-                style += "box-shadow:0 0 0 1.5px #000;border-radius:2px;margin:0 2px;padding:0 1px;font-weight:600"
-            title = f' title="{score:.4g}"' if self.scores is not None else ""
-            # The space before a word stays outside, or neighbouring frames would run into each other.
-            word = text.lstrip(" ")
-            parts.append(f'{" " * (len(text) - len(word))}<span style="{style}"{title}>{word or "␣"}</span>')
-        legend = "Framed: kept."
-        if self.scores is not None:
-            # Without its size, the strongest colour would look alike in a response where nothing matters.
-            legend += (
-                f" Blue: score above 0, orange: below; the strongest colour is {max(finite, default=0.0):.2g}, the "
-                "largest score of this response. Framed without colour: the budget is fixed, so the next best fill it "
-                "up."
-            )
-        return (
-            '<div style="font:14px/1.9 sans-serif;color:#111;background:#fff;padding:8px">'
-            f'<p style="color:#666">{html.escape(visible_text(self.prompt))}</p>{"".join(parts)}'
-            f'<p style="color:#666;font-size:12px">{legend}</p></div>'
-        )
+        limit = max((abs(score) for score in scores if np.isfinite(score)), default=0.0)
+        shares = [min(abs(score) / (limit or 1.0), 1.0) if np.isfinite(score) else 0.0 for score in scores]
+        tokens = zip(map(visible_text, self.pieces), self.kept, scores, shares)
+        template = jinja2.Environment(autoescape=True).from_string(_RESPONSE.read_text(encoding="utf-8"))
+        return template.render(prompt=visible_text(self.prompt), tokens=tokens, scored=self.scores, limit=limit)
 
     def to_markdown(self) -> str:
         """The prompt, then the response with kept tokens in bold, for backends that show no HTML."""
@@ -222,27 +199,18 @@ def feeds_logged_step(args, state, step: int) -> bool:
 
 
 class PanelReports(RunReports):
-    """Weights & Biases and trackio: logged objects are panels, made by classes of the same names in both packages."""
+    """
+    Weights & Biases and trackio: logged objects are panels, made by classes of the same names in both packages.
 
-    @property
-    @abstractmethod
-    def package(self) -> Any:
-        """The imported package, while a run of it is open."""
-
-    @abstractmethod
-    def log(self, values: Mapping[str, Any], step: int) -> None:
-        """Log metrics or panels that belong to a count of updates."""
-
-    @abstractmethod
-    def response_panels(self, responses: Sequence[ExampleResponse], step: int) -> dict[str, Any]:
-        """Panels of responses, by name."""
+    Subclasses have `_package`, the imported one while a run of it is open; `log`; and `response_panels` by name.
+    """
 
     def send_card(self, card, step):
-        self.package.config.update({**self.settings, "method_card": dict(card)}, allow_val_change=True)
-        self.log({"method_card": self.package.Html(_card_html(card))}, step)
+        self._package.config.update({**self.settings, "method_card": dict(card)}, allow_val_change=True)
+        self.log({"method_card": self._package.Html(_card_html(card))}, step)
 
     def send_histograms(self, values, step):
-        self.log({name: self.package.Histogram(array) for name, array in values.items()}, step + 1)
+        self.log({name: self._package.Histogram(array) for name, array in values.items()}, step + 1)
 
     def send_responses(self, responses, step):
         self.log(self.response_panels(responses, step), step + 1)
@@ -253,10 +221,7 @@ class WandbReports(PanelReports, WandbCallback):
 
     remedy = "log in with `wandb login`, or set WANDB_MODE=offline"
 
-    @property
-    def package(self):
-        """See [`PanelReports`]."""
-        return self._wandb
+    _package = property(lambda self: self._wandb)
 
     def setup(self, args, state, model, **kwargs):
         """Start the run, which keeps the command line: without what is secret in it."""
@@ -276,14 +241,14 @@ class WandbReports(PanelReports, WandbCallback):
         super().on_log(args, state, control, model=model, logs=others, **kwargs)
 
     def log(self, values, step):
-        """See [`PanelReports`]."""
+        """Log metrics or panels that belong to a count of updates."""
         self._wandb.log({**values, "train/global_step": step})
 
     def response_panels(self, responses, step):
-        """See [`PanelReports`]."""
-        rows = [[step + 1, r.prompt, self.package.Html(r.to_html()), round(r.kept_share, 3)] for r in responses]
+        """A table of them."""
+        rows = [[step + 1, r.prompt, self._package.Html(r.to_html()), round(r.kept_share, 3)] for r in responses]
         columns = ["step", "prompt", "response", "kept share"]
-        return {"rollouts/responses": self.package.Table(columns=columns, data=rows)}
+        return {"rollouts/responses": self._package.Table(columns=columns, data=rows)}
 
 
 class TrackioReports(PanelReports, TrackioCallback):
@@ -291,10 +256,7 @@ class TrackioReports(PanelReports, TrackioCallback):
 
     remedy = "set TRACKIO_DIR to a folder that can be written"
 
-    @property
-    def package(self):
-        """See [`PanelReports`]."""
-        return self._trackio
+    _package = property(lambda self: self._trackio)
 
     def setup(self, args, state, model, **kwargs):
         """Open a run, until the process ends: what is measured after training belongs to it too."""
@@ -320,14 +282,14 @@ class TrackioReports(PanelReports, TrackioCallback):
             self.log({**own, **rewrite_logs(others)}, state.global_step)
 
     def log(self, values, step):
-        """See [`PanelReports`]."""
+        """Log metrics or panels that belong to a count of updates."""
         # Its own step is the axis of its charts, and would rise with every call.
         self._trackio.log({**values, "train/global_step": step}, step=step)
 
     def response_panels(self, responses, step):
-        """See [`PanelReports`]."""
+        """One for each."""
         return {
-            f"rollouts/response_{number}": self.package.Html(r.to_html(), caption=f"{r.kept_share:.0%} kept")
+            f"rollouts/response_{number}": self._package.Html(r.to_html(), caption=f"{r.kept_share:.0%} kept")
             for number, r in enumerate(responses, start=1)
         }
 
