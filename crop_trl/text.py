@@ -8,7 +8,10 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from urllib.parse import quote
+
+import jinja2
 
 # ---------------------------------------------------------------- secrets
 
@@ -76,7 +79,15 @@ class Redactor:
         return self._LIKE_A_KEY.sub("[key]", self.content(" ".join(text.split())))[:300]
 
 
-# ---------------------------------------------------------------- tables
+# ---------------------------------------------------------------- pages and tables
+
+
+def filled(template: Path, **values) -> str:
+    """A page made of a template, its values safe from HTML."""
+    loader = jinja2.FileSystemLoader(template.parent)
+    return (
+        jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True).get_template(template.name).render(values)
+    )
 
 
 def markdown_table(

@@ -5,10 +5,8 @@ import io
 from collections.abc import Iterator
 from pathlib import Path
 
-import jinja2
-
 from ..files import write_json, write_text
-from ..text import joined, markdown_table, word_changes
+from ..text import filled, joined, markdown_table, word_changes
 from .compare import Audit, Pair, summarize
 
 # "same": the same problem, also reworded or with its answer re-encoded. "near": it differs in a condition only.
@@ -135,9 +133,8 @@ def summary_markdown(result: Audit, judged: bool) -> str:
 
 def page(result: Audit) -> str:
     """All candidates on one page that needs no network: texts side by side, verdicts to choose and to save as a CSV."""
-    loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
-    template = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True).get_template("candidates.html.j2")
-    return template.render(
+    return filled(
+        Path(__file__).parent / "templates" / "candidates.html.j2",
         result=result,
         table=summarize(result),
         verdicts=list(VERDICTS),

@@ -16,12 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 from transformers.integrations import TensorBoardCallback, TrackioCallback, WandbCallback
 from transformers.integrations.integration_utils import rewrite_logs
 
-from ..text import masked_arguments, token_pieces, visible_text
+from ..text import filled, masked_arguments, token_pieces, visible_text
 from .callbacks import RolloutCallback, RolloutRecord
 from .cards import card_table, method_card
 
@@ -75,8 +74,7 @@ class ExampleResponse:
         limit = max((abs(score) for score in scores if np.isfinite(score)), default=0.0)
         shares = [min(abs(score) / (limit or 1.0), 1.0) if np.isfinite(score) else 0.0 for score in scores]
         tokens = zip(map(visible_text, self.pieces), self.kept, scores, shares)
-        template = jinja2.Environment(autoescape=True).from_string(_RESPONSE.read_text(encoding="utf-8"))
-        return template.render(prompt=visible_text(self.prompt), tokens=tokens, scored=self.scores, limit=limit)
+        return filled(_RESPONSE, prompt=visible_text(self.prompt), tokens=tokens, scored=self.scores, limit=limit)
 
     def to_markdown(self) -> str:
         """The prompt, then the response with kept tokens in bold, for backends that show no HTML."""

@@ -4,10 +4,8 @@ import json
 import math
 from pathlib import Path
 
-import jinja2
-
 from ...files import write_text
-from ...text import CONTINUED, joined, shorten, visible_text, visible_token
+from ...text import CONTINUED, filled, joined, shorten, visible_text, visible_token
 from .data import ResponseHeatmap, RowStyle, explanation, meaning_of, number, short_name
 
 _KINDS = {"blue": "b", "orange": "o", "signed": "s"}
@@ -17,16 +15,11 @@ def save_html(heatmap: ResponseHeatmap, path) -> None:
     """
     Write a heat map as one HTML file that opens anywhere; values show on hover, tap or arrow keys, for all rows or one.
     """
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, page(heatmap))
-
-
-def page(heatmap: ResponseHeatmap) -> str:
-    """The text of the file that [`save_html`] writes; also what a logger can take as it is."""
-    loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
-    template = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True).get_template("heatmap.html.j2")
     rows = [_row(heatmap, label) for label in heatmap.rows]
-    return template.render(
+    lines = [heatmap.summary(), visible_text(heatmap.note), "Hatched: no value." if heatmap.has_missing() else ""]
+    marks = f"Marks: ␣ a space, ⏎ a line break, {CONTINUED} the rest of a character that takes several tokens."
+    page = filled(
+        Path(__file__).parent / "templates" / "heatmap.html.j2",
         heatmap=heatmap,
         title=visible_text(heatmap.title),
         explanation=explanation(heatmap),
@@ -34,20 +27,23 @@ def page(heatmap: ResponseHeatmap) -> str:
         rows=rows,
         names=json.dumps([row["name"] for row in rows]),
         tokens=(_token(heatmap, i, rows) for i in range(len(heatmap))),
-        footer=_footer(heatmap),
+        footer=[*filter(None, lines), marks],
     )
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, page)
 
 
 def _row(heatmap: ResponseHeatmap, label: str) -> dict:
     style, limit = heatmap.styles[label], heatmap.limit(label)
     return {
-        **{
-            "name": visible_text(short_name(label)),
-            "meaning": meaning_of(heatmap, label),
-            "kind": _KINDS[style.colour],
-        },
-        **{"low": number(-limit) if style.colour == "signed" else "0", "high": number(limit)},
-        **{"style": style, "limit": limit, "values": heatmap.rows[label]},
+        "name": visible_text(short_name(label)),
+        "meaning": meaning_of(heatmap, label),
+        "kind": _KINDS[style.colour],
+        "low": number(-limit) if style.colour == "signed" else "0",
+        "high": number(limit),
+        "style": style,
+        "limit": limit,
+        "values": heatmap.rows[label],
     }
 
 
@@ -70,10 +66,9 @@ def _token(heatmap: ResponseHeatmap, i: int, rows: list[dict]) -> dict:
     details.append("kept for training" if kept else "not trained")
     # Most tokens begin with a space, whose mark is quiet. The response breaks its lines where it did when written.
     space = text.startswith("␣") and len(text) > 1
-    return {
-        **{"kept": kept, "title": " · ".join(details), "cells": cells, "space": space},
-        **{"text": text[1:] if space else text, "breaks": "\n" in token},
-    }
+    text = text[1:] if space else text
+    shown = {"kept": kept, "title": " · ".join(details), "cells": cells}
+    return {**shown, "space": space, "text": text, "breaks": "\n" in token}
 
 
 def _cell(value: float, style: RowStyle, limit: float) -> tuple[str, str | None]:
@@ -83,9 +78,3 @@ def _cell(value: float, style: RowStyle, limit: float) -> tuple[str, str | None]
     negative = style.colour == "signed" and value < 0
     share = 0.0 if style.colour != "signed" and value < 0 else abs(value) / limit
     return "o" if style.colour == "orange" or negative else "b", f"{share:.3g}"
-
-
-def _footer(heatmap: ResponseHeatmap) -> list[str]:
-    lines = [heatmap.summary(), visible_text(heatmap.note), "Hatched: no value." if heatmap.has_missing() else ""]
-    marks = f"Marks: ␣ a space, ⏎ a line break, {CONTINUED} the rest of a character that takes several tokens."
-    return [*filter(None, lines), marks]
