@@ -143,6 +143,6 @@ def contrastive_target(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
     return _contrast(signals, ctx, own_lambda=0.1)
 
 
-def strong_contrastive_target(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
+def contrast_score(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
     """How much more likely the token is after its own prompt than after unrelated ones; lambda 1.0 by default."""
     return _contrast(signals, ctx, own_lambda=1.0)

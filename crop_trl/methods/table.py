@@ -87,11 +87,7 @@ METHODS: dict[str, Method] = {
     "crop-max": Method(needs=TEACHER_TRIPLET, score=scores.crop_max_score),
     "crop-student": Method(needs=STUDENT_TRIPLET, score=scores.crop_student_score),
     "crop-ent": Method(needs=(*TEACHER_TRIPLET, "student/original"), score=scores.crop_entropy_score),
-    "credit-budgeted": Method(
-        needs=("teacher/negative",),
-        score=scores.strong_contrastive_target,
-        teacher_target=scores.strong_contrastive_target,
-    ),
+    "credit-budgeted": Method(needs=("teacher/negative",), score=scores.contrast_score),
     # Controls.
     "cf-opd": Method(needs=("teacher/counterfactual",), score=scores.semantic_divergence),
     "pc-opd": Method(needs=("teacher/paraphrase",), score=scores.negative_surface_divergence),
