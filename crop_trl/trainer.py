@@ -185,6 +185,7 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         (ids,) = self._tokenize_prompts([row["prompt"]])[0]
         with self._as_scored():
             check_own_logits(self.scorers["student"], ids, ids, "student")
+        self.scorers["student"].stats.reset()
 
     def _set_signature_columns_if_needed(self):
         super()._set_signature_columns_if_needed()

@@ -39,7 +39,7 @@ class Counting(LocalScorer):
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_a_method_pays_for_the_passes_it_names(tmp_path, method):
-    trainer = make_trainer(tmp_path, method=method)
+    trainer = make_trainer(tmp_path, method=method, preflight=False)
     for scorer in trainer.scorers.values():
         scorer.__class__ = Counting
     trainer.train()
@@ -50,7 +50,7 @@ def test_a_method_pays_for_the_passes_it_names(tmp_path, method):
 
 def test_rollout_time_log_probs_come_with_the_student_signals(tmp_path):
     """Where GRPO would score the student once more, the pass is shared."""
-    trainer = make_trainer(tmp_path, method="tip", num_iterations=2, max_steps=2)
+    trainer = make_trainer(tmp_path, method="tip", num_iterations=2, max_steps=2, preflight=False)
     trainer.scorers["student"].__class__ = Counting
     trainer.train()
     assert trainer.scorers["student"].calls == [8]
@@ -132,7 +132,7 @@ def test_with_one_counterfactual_the_maximum_is_crop(tmp_path):
 
 @pytest.mark.parametrize("method", ["crop", "crop-max", "cf-opd", "crop-student"])
 def test_training_with_several_counterfactuals(tmp_path, method):
-    trainer = make_trainer(tmp_path, method=method, rows=several(make_rows(16)))
+    trainer = make_trainer(tmp_path, method=method, rows=several(make_rows(16)), preflight=False)
     for scorer in trainer.scorers.values():
         scorer.__class__ = Counting
     trainer.train()
