@@ -41,13 +41,6 @@ class EntropyRanks:
         }
 
 
-def _tied_positions(entropy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """First rank and number of ranks of each token's group of equal entropy, from the highest entropy down."""
-    _, group, size = np.unique(-entropy, return_inverse=True, return_counts=True)
-    first = np.cumsum(size) - size
-    return first[group], size[group]
-
-
 def check_ranks(tail: float, bins: int) -> None:
     """Raise `ValueError` unless [`entropy_ranks`] takes this tail and this number of bins."""
     if not 0 < tail < 1:
@@ -74,7 +67,9 @@ def entropy_ranks(
         n = len(entropy)
         if n == 0:
             raise ValueError("There is no token to rank: the responses are empty.")
-        first, size = _tied_positions(entropy)
+        # First rank and number of ranks of each token's group of equal entropy, from the highest entropy down.
+        _, group, size = np.unique(-entropy, return_inverse=True, return_counts=True)
+        first, size = (np.cumsum(size) - size)[group], size[group]
         edge = n * (1 - tail)
         # Share of each token that lies in the tail: its group spreads evenly over the ranks it holds.
         in_tail = np.clip((first + size - edge) / size, 0, 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import torch
 
@@ -35,17 +35,16 @@ class TopKLogprobs:
         """Number of returned entries, K."""
         return self.token_ids.size(-1)
 
+    def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> TopKLogprobs:
+        return TopKLogprobs(**{name: None if value is None else change(value) for name, value in vars(self).items()})
+
     def rows(self, index) -> TopKLogprobs:
         """The same for a subset of the responses; `index` is anything that indexes the first dimension."""
-        return TopKLogprobs(
-            **{f.name: None if (x := getattr(self, f.name)) is None else x[index] for f in fields(self)}
-        )
+        return self._each(lambda value: value[index])
 
     def to(self, device) -> TopKLogprobs:
         """The same on another device."""
-        return TopKLogprobs(
-            **{f.name: None if (x := getattr(self, f.name)) is None else x.to(device) for f in fields(self)}
-        )
+        return self._each(lambda value: value.to(device))
 
 
 class Signals(Mapping[str, TopKLogprobs]):

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import get_int_from_env, patch_environment
+from accelerate.utils import get_int_from_env, parse_flag_from_env, patch_environment
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import PreTrainedModel
 from transformers.integrations import deepspeed as hf_deepspeed
@@ -14,11 +14,6 @@ from trl.distributed import DistributedBackend
 from trl.models import prepare_deepspeed
 
 from .compilation import decoder_layers
-
-
-def _flag(name: str) -> bool:
-    return os.environ.get(name, "false").lower() in ("true", "1")
-
 
 WORLD_SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 
@@ -35,7 +30,7 @@ def zero_stage(args) -> int:
 
 def fsdp_version(args) -> int:
     """Version of FSDP that the launcher or the arguments ask for; 0: none."""
-    if _flag("ACCELERATE_USE_FSDP"):
+    if parse_flag_from_env("ACCELERATE_USE_FSDP"):
         return int(os.environ.get("FSDP_VERSION", "1"))
     return int((args.fsdp_config or {}).get("version", 1)) if args.fsdp else 0
 

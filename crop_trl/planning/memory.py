@@ -4,14 +4,16 @@ decides."""
 import json
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig
+from trl import ModelConfig
 
 from ..checks import check_number, check_teacher
+from ..config import CROPConfig
 from ..files import read_yaml
 from ..methods import METHODS
 from ..models.sharding import fsdp_version, zero_stage
@@ -25,6 +27,8 @@ STRATEGIES = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp2")
 CONTEXT_GIB = 1.0
 # What a sleeping engine keeps: captured graphs and workspaces.
 SLEEPING_ENGINE_GIB = 1.5
+# What a run has that does not say.
+_DEFAULTS = {f.name: f.default for kind in (ModelConfig, CROPConfig) for f in fields(kind)}
 # Elements that DeepSpeed sends at once, by its defaults.
 _BUCKET = 5e8
 
@@ -72,8 +76,8 @@ class MemorySettings:
 class MemoryPlan:
     """GiB on one GPU: parts of the phases `rollout`, `scoring` and `update`, and what there is."""
 
-    phases: dict[str, dict[str, float]] = field(default_factory=dict)
-    gpu_gib: float = 80.0
+    phases: dict[str, dict[str, float]]
+    gpu_gib: float
 
     def total(self, phase: str) -> float:
         """GiB of one phase."""
@@ -179,14 +183,8 @@ def _update(shape: ModelShape, s: MemorySettings) -> dict[str, float]:
     return {"update activations": max(layers + head, layers + copies), "communication": buckets}
 
 
-def _scoring(shape: ModelShape, s: MemorySettings) -> float:
-    # The head comes after the layers: a tile of fp32 logits beside the hidden states.
-    head = 4 * TILE_ELEMENTS + s.score_tokens * 4 * shape.hidden
-    return max(s.score_tokens * shape.working_bytes_per_token, head)
-
-
 def settings_from(
-    fields: Mapping[str, Any],
+    given: Mapping[str, Any],
     student: ModelShape,
     *,
     strategy: str = "single",
@@ -199,34 +197,30 @@ def settings_from(
     longest by default. Raises `ValueError` for what a run would refuse.
     """
 
-    def get(name, default):
-        value = fields.get(name)
-        return default if value is None else value
+    def get(name):
+        value = given.get(name)
+        return _DEFAULTS[name] if value is None else value
 
-    def count(name, default):
-        value = get(name, default)
+    def count(name):
+        value = get(name)
         return None if value is None else check_number(name, value, 1, whole=True)
 
     check_number("processes", processes, 1, whole=True)
-    placement = get("teacher_placement", "resident")
-    bits, urls, init = (get(f"teacher_{name}", None) for name in ("quantization", "server_urls", "init_kwargs"))
-    check_teacher(placement, bits, urls, init)
-    longest = count("max_prompt_length", 1024) + count("max_completion_length", 4096)
-    method = METHODS.get(get("method", "crop"))
+    placement, bits, urls = get("teacher_placement"), get("teacher_quantization"), get("teacher_server_urls")
+    check_teacher(placement, bits, urls, get("teacher_init_kwargs"))
+    longest = count("max_prompt_length") + count("max_completion_length")
+    method = METHODS.get(get("method"))
     dense = method is not None and method.score is None
-    colocated = get("use_vllm", False) and get("vllm_mode", "colocate") == "colocate"
-    rows = count("per_device_train_batch_size", 8)
-    windows = count("steps_per_generation", count("gradient_accumulation_steps", 1))
-    prompts = count("prompts_per_step", None)
-    in_a_step = rows * windows * processes if prompts is None else prompts * count("num_generations", 4)
-    generated = max(1, count("generation_batch_size", in_a_step) // processes)
-    own = get("model_init_kwargs", {})
-    dtype = (json.loads(own) if isinstance(own, str) else own).get("dtype") or get("dtype", "float32")
+    rows, prompts = count("per_device_train_batch_size"), count("prompts_per_step")
+    windows = count("steps_per_generation") or count("gradient_accumulation_steps")
+    in_a_step = rows * windows * processes if prompts is None else prompts * count("num_generations")
+    generated = max(1, (count("generation_batch_size") or in_a_step) // processes)
+    own = get("model_init_kwargs") or {}
+    dtype = (json.loads(own) if isinstance(own, str) else own).get("dtype") or get("dtype")
     adapter = 0
-    if get("use_peft", False):
-        modules = get("lora_target_modules", None), get("lora_modules_to_save", None)
-        adapter = adapter_parameters(student, count("lora_r", 16), *modules)
-    share = check_number("vllm_gpu_memory_utilization", get("vllm_gpu_memory_utilization", 0.3), 0)
+    if get("use_peft"):
+        adapter = adapter_parameters(student, count("lora_r"), get("lora_target_modules"), get("lora_modules_to_save"))
+    share = check_number("vllm_gpu_memory_utilization", get("vllm_gpu_memory_utilization"), 0)
     if share > 1:
         raise ValueError(f"`vllm_gpu_memory_utilization` is a share of the GPU, at most 1, got {share}.")
     return MemorySettings(
@@ -235,16 +229,16 @@ def settings_from(
         rows=rows,
         mean_tokens=max(1, longest // 3) if mean_tokens is None else mean_tokens,
         longest_tokens=longest,
-        retention_ratio=1.0 if dense else check_number("retention_ratio", get("retention_ratio", 0.2), 0),
-        checkpointing=get("gradient_checkpointing", True),
-        score_tokens=count("score_tokens_per_batch", 16_384),
+        retention_ratio=1.0 if dense else check_number("retention_ratio", get("retention_ratio"), 0),
+        checkpointing=get("gradient_checkpointing"),
+        score_tokens=count("score_tokens_per_batch"),
         teacher_placement="server" if urls else placement,
         teacher_bits={None: 16, "8bit": 8, "4bit": 4}[bits],
         lora_parameters=adapter,
         student_bytes=4 if str(dtype).endswith("float32") else 2,
-        generated_rows=0 if get("use_vllm", False) else generated,
-        vllm_share=share if colocated else 0.0,
-        vllm_sleeps=get("vllm_enable_sleep_mode", False),
+        generated_rows=0 if get("use_vllm") else generated,
+        vllm_share=share if get("use_vllm") and get("vllm_mode") == "colocate" else 0.0,
+        vllm_sleeps=get("vllm_enable_sleep_mode"),
         gpu_gib=gpu_gib,
     )
 
@@ -276,16 +270,19 @@ def plan_memory(student: ModelShape, teacher: ModelShape | None, settings: Memor
     weights, scorer = 0.0, student
     if teacher is not None and s.teacher_placement != "server":
         scorer = teacher
-        head = teacher.vocab * teacher.hidden * (1 if teacher.tied else 2)
-        weights = (teacher.parameters - head) * s.teacher_bits / 8 + 2 * head
+        layers = teacher.layers * teacher.layer_parameters  # the head stays as it is when they are quantised
+        weights = layers * s.teacher_bits / 8 + 2 * (teacher.parameters - layers)
         if s.teacher_placement == "sharded":
             weights = weights / s.processes + 2 * (2 * teacher.layer_parameters + teacher.vocab * teacher.hidden)
     at_rest = 0.0 if s.teacher_placement == "offload" else weights
+    # The head comes after the layers: a tile of fp32 logits beside the hidden states.
+    head = 4 * TILE_ELEMENTS + s.score_tokens * 4 * scorer.hidden
+    scoring = max(s.score_tokens * scorer.working_bytes_per_token, head)
     awake = s.vllm_share * s.gpu_gib * GIB
     asleep = SLEEPING_ENGINE_GIB * GIB if s.vllm_share and s.vllm_sleeps else awake
     phases = {
         "rollout": {"teacher weights": at_rest, "generation cache": _generation(student, s), "vLLM": awake},
-        "scoring": {"teacher weights": weights, "scoring activations": _scoring(scorer, s), "vLLM": asleep},
+        "scoring": {"teacher weights": weights, "scoring activations": scoring, "vLLM": asleep},
         "update": {"gradients": gradients, "teacher weights": at_rest, **_update(student, s), "vLLM": asleep},
     }
     for name, parts in phases.items():

@@ -53,7 +53,10 @@ def run_preflight(
     fewer entries than K, scores that are not finite, or that depend on what else is in the batch.
     """
     prompts = {kind: tokenize_variants([row], kind, tokenize)[0] for kind in kinds}
-    _check_renderings(prompts, row, tokenizer, chat_template_kwargs)
+    suffix = generation_suffix(tokenizer, row["prompt"], **(chat_template_kwargs or {}))
+    for kind, several in prompts.items():
+        for ids in several:
+            check_rendering(PROMPT_COLUMNS[kind], ids, suffix)
     teacher_ends = getattr(scorer, "ends", None)
     _warn_of_ends(set(student_ends), teacher_ends, tokenizer)
 
@@ -100,13 +103,6 @@ def check_own_logits(scorer: LocalScorer, prompt: Sequence[int], response: Seque
             f"The {who}'s log-probabilities are {apart:.2g} nats a token from what its own forward gives: {model} is "
             "built in a way that is not supported here; choose another model."
         )
-
-
-def _check_renderings(prompts, row, tokenizer, chat_template_kwargs) -> None:
-    suffix = generation_suffix(tokenizer, row["prompt"], **(chat_template_kwargs or {}))
-    for kind, several in prompts.items():
-        for ids in several:
-            check_rendering(PROMPT_COLUMNS[kind], ids, suffix)
 
 
 def _warn_of_ends(student: set[int], teacher: set[int] | None, tokenizer) -> None:

@@ -308,6 +308,3 @@ def _describe(server: Server, since: float | None) -> str:
         return f"{server} failed lately ({server.reason})"
     clock = time.localtime(time.time() - (time.monotonic() - since))
     return f"{server} fails since {time.strftime('%H:%M:%S', clock)} ({server.reason})"
-
-
-__all__ = ["ServerScorer", "ServerStats", "TeacherServerError"]

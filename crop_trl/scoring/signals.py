@@ -1,7 +1,7 @@
 """From a batch of rollouts to the signals that methods ask for."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import torch
 
@@ -40,12 +40,6 @@ def _spread(part: TopKLogprobs, rows: Sequence[int], batch: int) -> TopKLogprobs
     return TopKLogprobs(**full)
 
 
-def _average(parts: Sequence[TopKLogprobs]) -> TopKLogprobs:
-    """Of unrelated prompts only the mean log-probability of the response matters."""
-    mean = torch.stack([part.sampled_logprobs for part in parts]).mean(0)
-    return TopKLogprobs(parts[0].token_ids, parts[0].logprobs, mean, parts[0].mask)
-
-
 def collect_signals(
     needs: Sequence[str],
     scorers: Mapping[str, Scorer],
@@ -75,6 +69,9 @@ def collect_signals(
             part = scored.rows(slice(start, start + len(rows)))
             parts.setdefault(need, []).append(_spread(part, rows, batch))
             start += len(rows)
-    return Signals(
-        {need: [_average(several)] if split_signal(need)[1] == NEGATIVE else several for need, several in parts.items()}
-    )
+    for need, several in parts.items():
+        if split_signal(need)[1] == NEGATIVE:
+            # Of unrelated prompts only the mean log-probability of the response matters.
+            mean = torch.stack([part.sampled_logprobs for part in several]).mean(0)
+            parts[need] = [replace(several[0], sampled_logprobs=mean)]
+    return Signals(parts)

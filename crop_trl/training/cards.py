@@ -66,18 +66,11 @@ def code_span(text: Any) -> str | None:
 
 def describe_run(teacher, args: CROPConfig, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """What describes a run beside its configuration, the teacher first, without what must not be published."""
-    return {
-        name: public_name(value) for name, value in {"teacher": teacher_name(teacher, args), **(settings or {})}.items()
-    }
-
-
-def teacher_name(teacher, args: CROPConfig) -> str:
-    """What to call a teacher that was passed as a name, a model or a scorer."""
     if isinstance(teacher, PreTrainedModel):
-        return teacher.name_or_path or type(teacher).__name__
-    if isinstance(teacher, str):
-        return teacher
-    return args.teacher_model_name_or_path or type(teacher).__name__
+        teacher = teacher.name_or_path or type(teacher).__name__
+    elif not isinstance(teacher, str):
+        teacher = args.teacher_model_name_or_path or type(teacher).__name__
+    return {name: public_name(value) for name, value in {"teacher": teacher, **(settings or {})}.items()}
 
 
 def method_card(args: CROPConfig, settings: Mapping[str, Any] | None = None) -> dict[str, str]:
