@@ -12,6 +12,13 @@ from crop_trl.commands.launch import FOLDER, is_launched, launch_file, split_opt
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ["--config", "examples/configs/tiny_math.yaml"]
+LAUNCHES = pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(["cpu"], marks=pytest.mark.slow),
+        ["zero2", "--num_processes", "2", "--main_process_port", "0"],
+    ],
+)
 
 
 def crop_trl(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
@@ -56,7 +63,7 @@ def test_options_of_a_launch(tmp_path, monkeypatch):
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("options", [["cpu"], ["zero2", "--num_processes", "2", "--main_process_port", "0"]])
+@LAUNCHES
 def test_a_refusal_under_a_launch_is_one_sentence(options):
     done = crop_trl("train", "--accelerate_config", *options, *CONFIG, "--method", "crpo")
     assert done.returncode == 1 and "Traceback" not in done.stderr and "Error" not in done.stderr, done.stderr
@@ -64,7 +71,7 @@ def test_a_refusal_under_a_launch_is_one_sentence(options):
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("options", [["cpu"], ["zero2", "--num_processes", "2", "--main_process_port", "0"]])
+@LAUNCHES
 def test_a_process_that_is_killed_is_named(tmp_path, options):
     """Only one of them kills itself, as soon as it reads its settings."""
     file = tmp_path / "mine.py"

@@ -6,26 +6,29 @@ import subprocess
 import sys
 from pathlib import Path
 
+from crop_trl.commands import train
+
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_page_does_what_the_command_does(tmp_path):
+def test_the_page_does_what_the_command_does(tmp_path, monkeypatch, capsys):
     few = tmp_path / "heldout.jsonl"
     few.write_text("".join((ROOT / "examples/tiny_math/data/heldout.jsonl").read_text().splitlines(keepends=True)[:4]))
     options = ["--config", "examples/configs/tiny_math.yaml", "--max_steps", "2", "--prompts_per_step", "4"]
     options += ["--per_device_train_batch_size", "8", "--eval_dataset_name", str(few), "--heatmap", "false"]
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/cpu.yaml"]
-    command = [sys.executable, "-m", "crop_trl.commands", "train", "--accelerate_config", "cpu"]
-    results = {}
-    for name, program in (("page", [*launcher, "examples/train_crop.py"]), ("command", command)):
-        done = subprocess.run(
-            [*program, *options, "--output_dir", str(tmp_path / name)],
-            **{"cwd": ROOT, "env": {**os.environ, "PYTHONPATH": str(ROOT)}, "capture_output": True, "text": True},
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
-        assert "after 2 steps (crop)." in done.stdout
-        results[name] = json.loads((tmp_path / name / "result.json").read_text())
-    assert results["page"] == results["command"] and results["page"]["accuracy_before"] is not None
+    done = subprocess.run(
+        [*launcher, "examples/train_crop.py", *options, "--output_dir", str(tmp_path / "page")],
+        **{"cwd": ROOT, "env": {**os.environ, "PYTHONPATH": str(ROOT)}, "capture_output": True, "text": True},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "after 2 steps (crop)." in done.stdout
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    train.main([*options, "--output_dir", str(tmp_path / "command")])
+    assert capsys.readouterr().out.count("after 2 steps (crop).") == 1
+    page, command = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("page", "command"))
+    assert page == command and page["accuracy_before"] is not None
 
 
 def test_it_is_a_page():

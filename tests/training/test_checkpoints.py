@@ -375,7 +375,7 @@ def test_what_is_best_is_measured_where_it_can_be_saved(tmp_path, strategy):
     assert trainer.state.best_model_checkpoint == str(tmp_path / f"checkpoint-{best}")
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("shuffle", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_run_that_ended_inside_a_batch_of_rollouts_goes_on_at_the_next_prompts(tmp_path, shuffle):
     """Three batches of rollouts make an epoch of six steps; the second batch and the one after the next are cut."""
     settings = {"rows": make_rows(6), "num_iterations": 2, "shuffle_dataset": shuffle, **SAVING}
