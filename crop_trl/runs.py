@@ -5,11 +5,13 @@ import warnings
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+import numpy as np
 from datasets import Dataset
 from trl import ModelConfig, get_peft_config
 
 from .config import CROPConfig, documented, option
 from .evaluation.grading import accuracy_reward
+from .evaluation.metrics import share_interval
 from .methods import METHODS, get_method
 from .methods.selector_file import register_selector
 from .planning.memory import warn_of_memory
@@ -185,6 +187,18 @@ def measure_accuracy(trainer: CROPTrainer) -> float | None:
     return trainer.evaluate()[ACCURACY]
 
 
+def accuracy_interval(trainer: CROPTrainer, step: int) -> tuple[float, float] | None:
+    """95 % confidence interval of an accuracy that this process has measured; `None` for any other."""
+    problems = np.array(trainer.evaluated_rewards.get(step, {}).get(accuracy_reward.__name__, []))
+    # An answer without a verdict has no reward.
+    judged = problems[~np.isnan(problems).any(-1)] if problems.size else problems
+    return share_interval(judged) if judged.size else None
+
+
+def _shown(accuracy: float, interval: tuple[float, float] | None) -> str:
+    return f"{accuracy:.3f}" + (f" ({interval[0]:.3f} to {interval[1]:.3f})" if interval else "")
+
+
 def save_heatmap(trainer: CROPTrainer, folder: Path) -> None:
     """Draw what the method keeps in one held-out response."""
     from .analysis.heatmap import save_html, save_png
@@ -216,6 +230,8 @@ def finish_run(trainer: CROPTrainer, heatmap: bool = False) -> RunResult:
         method=args.method if trained else "base",
         accuracy_before=before if trained else measured,
         accuracy_after=measured if trained else None,
+        interval_before=accuracy_interval(trainer, 0),
+        interval_after=accuracy_interval(trainer, state.global_step) if trained else None,
         retention_ratio=args.retention_ratio,
         seed=args.seed,
         steps=state.global_step,
@@ -227,8 +243,9 @@ def finish_run(trainer: CROPTrainer, heatmap: bool = False) -> RunResult:
         if result.accuracy_before is not None:
             print(
                 f"Accuracy on {len(trainer.eval_dataset)} held-out problems, {trainer.num_generations_eval} sampled "
-                f"answers each: {result.accuracy_before:.3f} before"
-                + (f", {measured:.3f} after {state.global_step} steps ({args.method})." if trained else ".")
+                f"answers each: {_shown(result.accuracy_before, result.interval_before)} before"
+                + (f", {_shown(measured, result.interval_after)} after" if trained else "")
+                + (f" {state.global_step} steps ({args.method})." if trained else ".")
             )
     # Last, so that numbers and model are safe whatever becomes of a picture.
     if heatmap and trained:

@@ -29,7 +29,7 @@ from .config import CROPConfig
 from .models.adapters import check_adapter, is_adapter
 from .models.distributed import gather_ragged
 from .models.dropout import remove_dropout
-from .models.sampling import own_distribution, warn_of_filters
+from .models.sampling import SameDraws, own_distribution, warn_of_filters
 from .prompts import NEGATIVE, PROMPT_COLUMNS, draw_negatives, normal_prompt, prompt_kinds, tokenize_variants
 from .scoring import Scorer
 from .scoring.preflight import PreflightReport, check_own_logits, run_preflight
@@ -137,6 +137,7 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         # The loss is normalised by the kept tokens of an optimizer step, so nothing else may rescale it.
         self.loss_is_scaled_for_ga = True
         self._start_metrics()
+        self._evaluation_draws = SameDraws()
         self._add_callbacks()
         student = make_student(self.model, args, self._tokenizer.pad_token_id, self.accelerator)
         teacher = make_teacher(teacher, self.model, args, self._tokenizer, self.accelerator)
@@ -414,7 +415,11 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         return super().train(*args, **kwargs)
 
     def evaluate(self, *args, **kwargs):
-        """See [`~transformers.Trainer.evaluate`]; what the trainer reports to is started, as it is by `train`."""
+        """
+        See [`~transformers.Trainer.evaluate`]; what the trainer reports to is started, as it is by `train`. All
+        evaluations of a run sample with the same random numbers.
+        """
         start_reports(self)
         self._evaluated_first |= not self.is_in_train and self.state.global_step == 0
-        return super().evaluate(*args, **kwargs)
+        with self._evaluation_draws():
+            return super().evaluate(*args, **kwargs)

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from accelerate.utils import is_peft_model
 from transformers import PreTrainedModel
 
@@ -47,3 +48,30 @@ def own_distribution(model) -> Iterator[None]:
         yield
     finally:
         holder.generation_config = recommended
+
+
+class SameDraws:
+    """Blocks that draw the same random numbers: those of the first; later ones leave no trace in the generators."""
+
+    def __init__(self):
+        self._first = None
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """One block."""
+        before = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        if self._first is None:
+            self._first = before
+            yield
+            return
+        self._set(self._first)
+        try:
+            yield
+        finally:
+            self._set(before)
+
+    @staticmethod
+    def _set(state: tuple[torch.Tensor, list[torch.Tensor]]) -> None:
+        torch.set_rng_state(state[0])
+        if state[1]:
+            torch.cuda.set_rng_state_all(state[1])

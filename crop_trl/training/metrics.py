@@ -19,12 +19,15 @@ class StepMetrics:
     def _start_metrics(self) -> None:
         self._means = {"train": RunningMeans(), "eval": RunningMeans()}
         self._warned_of_zeros = False
+        # By step and reward function: for each problem of an evaluation the rewards of its responses.
+        self.evaluated_rewards: dict[int, dict[str, list[list[float]]]] = {}
         self._seconds = {"prepare": 0.0, "update": 0.0}
 
     def evaluation_loop(self, dataloader, *args, **kwargs):
         """See [`~transformers.Trainer.evaluation_loop`]; every response counts once."""
         known = has_length(dataloader.dataset)
         self._to_evaluate = len(dataloader.dataset) * self.num_generations_eval if known else math.inf
+        self.evaluated_rewards[self.state.global_step] = {name: [] for name in self.reward_func_names}
         return super().evaluation_loop(dataloader, *args, **kwargs)
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
@@ -37,6 +40,10 @@ class StepMetrics:
         mine = torch.arange(len(prompts), device=rewards.device) + self.accelerator.process_index * len(prompts)
         # Several processes begin once more with the first prompts, until their shares are even.
         self._evaluated = mine < self._to_evaluate
+        counted = rewards[: max(0, min(len(rewards), self._to_evaluate))]
+        for name, values in zip(self.reward_func_names, counted.unbind(1), strict=True):
+            by_problem = values.view(-1, self.num_generations_eval)
+            self.evaluated_rewards[self.state.global_step][name] += by_problem.tolist()
         self._to_evaluate -= len(prompts) * self.accelerator.num_processes
         means = self._means["eval"]
         for name, values in zip(self.reward_func_names, rewards[mine].unbind(1), strict=True):

@@ -16,6 +16,8 @@ class RunResult:
     method: str  # "base": nothing was trained
     accuracy_before: float | None  # on the held-out problems, in [0, 1]; None where it was not measured
     accuracy_after: float | None
+    interval_before: tuple[float, float] | None = None  # 95 % confidence
+    interval_after: tuple[float, float] | None = None
     retention_ratio: float | None = None  # means nothing to methods that train every token
     seed: int | None = None
     steps: int | None = None

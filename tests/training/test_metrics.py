@@ -1,6 +1,7 @@
 """Evaluation counts every response once, however batches and processes cut them; settings that train nothing."""
 
 import pytest
+import torch
 from tiny import make_rows, make_trainer
 
 from crop_trl import CROPConfig
@@ -50,3 +51,30 @@ def test_settings_that_would_train_something_else_are_refused(tmp_path, settings
 def test_nothing_to_train_is_refused(tmp_path):
     with pytest.raises(ValueError, match="`lambda_opd` 0 without a reward trains nothing"):
         make_trainer(tmp_path, lambda_opd=0.0)
+
+
+def test_evaluations_of_a_run_draw_alike_and_leave_training_alone(tmp_path):
+    """Before and after differ by what was learned, not by luck; every response is remembered once."""
+
+    def longer(completions, **kwargs):
+        return [float(len(completion[0]["content"]) > 20) for completion in completions]
+
+    rows = make_rows(16)
+    held_out = rows.select(range(5))
+    settings = {
+        "reward_funcs": [longer],
+        "eval_dataset": held_out,
+        "reward_weights": [0.0],
+        "per_device_eval_batch_size": 8,
+    }
+    trainer = make_trainer(tmp_path / "one", **settings)
+    answers = []
+    for _ in range(3):
+        trainer.evaluate()
+        answers.append(list(trainer._logs["completion"])[-20:])
+    assert answers[0] == answers[1] == answers[2]
+    (problems,) = trainer.evaluated_rewards[0].values()
+    assert len(problems) == 5 and all(len(rewards) == trainer.num_generations_eval for rewards in problems)
+    state = torch.get_rng_state()
+    trainer.evaluate()
+    assert torch.equal(state, torch.get_rng_state())
