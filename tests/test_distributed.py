@@ -38,7 +38,8 @@ GPUS = 8 if ONE_GPU else torch.cuda.device_count()
 TOLERANCE = 1e-4 if GPUS > 1 else 1e-5
 EVERY_METHOD = [f"{method}/resident/tied" for method in sorted(METHODS)]
 RESIDENT = ["crop/resident/tied", "tip/resident/untied", "crop-student/resident/tied", "crop/resident/adapter"]
-SHARDED = ["crop/sharded/tied", "tip/sharded/untied"]
+RESIDENT += ["crop/resident/own"]
+SHARDED = ["crop/sharded/tied", "tip/sharded/untied", "crop/sharded/own"]
 CASES = {
     "ddp": EVERY_METHOD,
     "zero1": RESIDENT,
@@ -163,7 +164,8 @@ def test_two_processes_equal_one(two, one, config):
             assert difference < TOLERANCE, f"{case} {name}: {difference:.1e}"
         student, teacher = result[f"{case}/local_shares"].tolist()
         assert student < 0.6 if config in ("zero3", "fsdp2") else student == 1.0
-        assert teacher < 0.6 if "/sharded/" in case else teacher == 1.0
+        # DeepSpeed keeps what a head gathers that takes the model's own forward, until the next forward.
+        assert teacher < (1.5 if case.endswith("own") else 0.6) if "/sharded/" in case else teacher == 1.0, case
     if config in ("zero3", "fsdp2"):
         # One process had less to score than the other, and went along for the sake of the collectives.
         assert result["crop/sharded/tied/extra_forwards"].any()

@@ -1,7 +1,8 @@
 """One training step on rollouts that depend on the prompt alone, so that runs of any shape sample the same.
 
 Started by `accelerate launch` or `torchrun`; process 0 writes masks, loss, gradient norm and gradient of every case. A
-case is `method/placement/model`, such as `crop/sharded/untied`; an `adapter` is trained on frozen weights.
+case is `method/placement/model`, such as `crop/sharded/untied`; an `adapter` is trained on frozen weights, and `own`
+takes the road of heads that are more than a matrix.
 """
 
 import argparse
@@ -61,10 +62,14 @@ def run(case: str, args) -> dict[str, torch.Tensor]:
     """Train one case; what a comparison between runs should look at."""
     method, placement, model = case.split("/")
     adapter = LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.0) if model == "adapter" else None
+    student, teacher = (make_model(i, hidden=size, tied=model != "untied") for i, size in enumerate((32, 48)))
+    if model == "own":
+        # As with a head that is more than a matrix: the model's own forward makes the logits.
+        student._head_is_matrix = teacher._head_is_matrix = False
     trainer = make_trainer(
         args.output / "run" / case,
-        student=make_model(0, tied=model != "untied"),
-        teacher=make_model(1, hidden=48, tied=model != "untied"),
+        student=student,
+        teacher=teacher,
         trainer_class=FixedRollouts,
         config_class=EverythingSplit,
         method=method,
