@@ -66,8 +66,13 @@ def kinds() -> dict[str, type]:
 
 def tiny_model(name: str):
     """A random model in evaluation mode; raises whatever keeps it from being built on a CPU at this size."""
+    config = tiny_config(kinds()[name])
+    with torch.device("meta"):
+        size = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
+    if size > 30_000_000:
+        raise ValueError(f"{size / 1e6:.0f} M parameters")
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(tiny_config(kinds()[name])).float().eval()
+    model = AutoModelForCausalLM.from_config(config).float().eval()
     for parameter in model.parameters():
         if parameter.dim() == 1 and not parameter.any():
             torch.nn.init.normal_(parameter, std=0.3)  # a bias that is zero would hide that it is left out

@@ -14,7 +14,7 @@ from crop_trl.scoring.local import LocalScorer
 PROMPTS = [[5, 6, 7, 8], [9, 10, 11, 12, 13, 14, 15]]
 RESPONSES = [[3, 4, 5, 6, 7, 8, 9], [10, 11, 12]]
 # Their real positions depend on what follows them, padding included: refused before training.
-NOT_CAUSAL = {"CpmAntForCausalLM", "ProphetNetForCausalLM", "XLNetLMHeadModel", "DoryForCausalLM"}
+NOT_CAUSAL = {"CpmAntForCausalLM", "ProphetNetForCausalLM", "XLNetLMHeadModel"}
 COMMON = ("LlamaForCausalLM", "Llama4ForCausalLM", "Gemma2ForCausalLM", "Qwen3MoeForCausalLM", "GraniteForCausalLM")
 MORE_THAN_A_MATRIX = (
     "BertLMHeadModel",
@@ -53,7 +53,7 @@ def test_scores_are_the_models_own(name):
 @pytest.mark.slow
 def test_every_causal_language_model():
     """Right or refused: `pytest -m slow -k every_causal -s` prints the table."""
-    right, refused, cannot = [], [], {}
+    right, refused, wrong, cannot = [], [], {}, {}
     for name in sorted(kinds()):
         try:
             model = tiny_model(name)
@@ -61,13 +61,14 @@ def test_every_causal_language_model():
         except Exception as error:  # what this small a configuration cannot be
             cannot[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
             continue
-        (refused if name in NOT_CAUSAL else right).append(name)
         apart = furthest(model)
-        assert (apart < 1e-3) != (name in NOT_CAUSAL), (name, apart)
+        if (apart < 1e-3) == (name in NOT_CAUSAL):
+            wrong[name] = apart
+        (refused if name in NOT_CAUSAL else right).append(name)
     print(f"right ({len(right)}): {' '.join(right)}")
     print(f"refused ({len(refused)}): {' '.join(refused)}")
     print(f"not built this small ({len(cannot)}):", *(f"  {name}: {why}" for name, why in cannot.items()), sep="\n")
-    assert len(right) > 130
+    assert not wrong and len(right) > 130
 
 
 def adapted(**settings):
