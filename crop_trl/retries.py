@@ -32,7 +32,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     except ValueError:
         try:
             seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             return None
     return min(seconds, LONGEST_RETRY_AFTER) if seconds >= 0 else None
 

@@ -120,6 +120,8 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
             data.check_same_tokenizer(tokenizer, teacher, teacher_processing_class, args.trust_remote_code)
         if train_dataset is not None:
             train_dataset = data.prepare_prompts(train_dataset, tokenizer, args, kwargs.get("tools"))
+        if eval_dataset is not None:
+            data.check_eval_dataset(eval_dataset)
         adapter = kwargs.get("peft_config") is not None or is_adapter(model)
         checkpoint_to_resume(args.resume_from_checkpoint, args, train_dataset, adapter)
         check_output_dir(args)

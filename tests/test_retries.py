@@ -107,6 +107,7 @@ def test_retry_after_forms():
     values = ("soon", "", "-3", "nan", "Fri, 99 Foo", "Mon, 01 Jan 2001 00:00:00 GMT")
     assert [retry_after({"Retry-After": value}) for value in values] == [None] * 6
     assert [retry_after({"Retry-After": value}) for value in ("86400", "inf")] == [600, 600]
+    assert retry_after({"Retry-After": "Mon, 01 Jan 2020 00:00:00 +99999999999999"}) is None
     assert retry_after({}) is None
 
 

@@ -166,8 +166,9 @@ def select(
     if rows is None:
         rows = torch.arange(loss_mask.size(0))
     mask = loss_mask.bool()
-    # A clone, so that a method that writes to it changes nothing here.
+    # Clones, so that a method that writes to what it is given changes nothing here.
     ctx = SelectionContext(mask.clone(), settings, step, rows, gather)
+    plain_target = signals["teacher/original"].sampled_logprobs.clone()
     functions = {"score": method.score, "weight": method.weight, "teacher_target": method.teacher_target}
     score, weights, target = (
         _per_token(function(signals, ctx), what, name, mask) if function else None
@@ -179,6 +180,6 @@ def select(
         else select_top_b(score, mask, settings.retention_ratio, settings.min_tokens),
         scores=score,
         weights=weights,
-        teacher_logprobs=signals["teacher/original"].sampled_logprobs if target is None else target,
+        teacher_logprobs=plain_target if target is None else target,
         measures=ctx.measures,
     )

@@ -1,17 +1,31 @@
 """Dropout, off for good."""
 
+import re
+
 import torch
+from transformers import PreTrainedConfig
+
+_RATE = re.compile(r"dropout|pdrop|layerdrop|jitter_noise")
 
 
 def remove_dropout(model: torch.nn.Module) -> bool:
-    """Set every rate of dropout in a model to 0, in place; whether there was any."""
+    """
+    Set every rate of dropout in a model to 0, in place; whether there was any.
+
+    Modules of `torch.nn` hold theirs as `p`, others in attributes named so; some read their configuration as they run.
+    """
+    modules = list(model.modules())
+    holders = [vars(module) for module in modules]
+    for module in modules:
+        config = getattr(module, "config", None)
+        if isinstance(config, PreTrainedConfig):
+            holders += [vars(config), vars(config.get_text_config())]
     found = False
-    for module in model.modules():
-        rates = [name for name, value in vars(module).items() if name.endswith(("dropout", "layerdrop")) and value]
+    for values in holders:
+        for name, value in values.items():
+            if _RATE.search(name) and isinstance(value, int | float) and not isinstance(value, bool) and value:
+                values[name], found = 0.0, True
+    for module in modules:
         if isinstance(module, torch.nn.modules.dropout._DropoutNd) and module.p:
-            rates.append("p")
-        for name in rates:
-            if isinstance(getattr(module, name), float):
-                setattr(module, name, 0.0)
-                found = True
+            module.p, found = 0.0, True
     return found

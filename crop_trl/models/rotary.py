@@ -31,3 +31,20 @@ def restore_rotary_frequencies(model: torch.nn.Module) -> None:
             "late tokens; they are restored in float32.",
             stacklevel=3,
         )
+
+
+def check_rotary_lengths(model: torch.nn.Module, longest: int) -> None:
+    """Raise `ValueError` for rotary positions whose frequencies follow from the longest sequence of a batch."""
+    text = model.config.get_text_config()
+    given = getattr(text, "rope_parameters", None) or {}
+    kinds = [given, *(value for value in given.values() if isinstance(value, dict))]
+    for rope in kinds:
+        known = rope.get("original_max_position_embeddings") or getattr(
+            text, "original_max_position_embeddings", text.max_position_embeddings
+        )
+        if rope.get("rope_type") in ("longrope", "dynamic") and longest > known:
+            raise ValueError(
+                f"{type(model).__name__} has `{rope['rope_type']}` rotary positions, which change for a batch with its "
+                f"first sequence of more than {known} tokens, and prompt and response may have {longest}; lower "
+                "`max_prompt_length` or `max_completion_length`, or choose another model."
+            )

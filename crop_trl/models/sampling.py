@@ -16,6 +16,7 @@ _FILTERS = (
     *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "sequence_bias", "suppress_tokens"),
     *("begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"),
     *("min_length", "min_new_tokens", "guidance_scale", "watermarking_config", "num_beams", "penalty_alpha"),
+    *("max_time", "num_return_sequences", "prompt_lookup_num_tokens", "stop_strings"),
 )
 
 

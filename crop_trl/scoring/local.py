@@ -116,11 +116,15 @@ class LocalScorer:
 
     @torch.no_grad()
     def apart_from_own(self, prompt: Sequence[int], completion: Sequence[int]) -> tuple[float, float]:
-        """Mean distance of scores from the logits of the model's own forward, and what rounding explains (nats)."""
-        scored = self.score([prompt], [completion])
+        """
+        Mean distance of scores from the logits of the model's own forward, and what rounding explains (nats). There,
+        more tokens follow, which a causal model does not see.
+        """
+        scored, n = self.score([prompt], [completion]), len(prompt) + len(completion)
+        follow = [] if self.layout["with_attention_mask"] else completion[::-1]
         with self._ready(), self.context():
-            ids = torch.tensor([[*prompt, *completion]], device=scored.logprobs.device)
-            logits = self.model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+            ids = torch.tensor([[*prompt, *completion, *follow]], device=scored.logprobs.device)
+            logits = self.model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : n - 1]
         own = logits.float().log_softmax(-1).to(scored.logprobs.device).gather(-1, scored.token_ids[0].long())
         return (own - scored.logprobs[0]).abs().mean().item(), torch.finfo(logits.dtype).eps * logits.abs().max().item()
 
@@ -161,7 +165,8 @@ class LocalScorer:
 
     def _score(self, prompt_ids, completion_ids, top_k: int) -> TopKLogprobs:
         device = next(self.model.parameters()).device
-        k = min(top_k, self._config.get_text_config().vocab_size)
+        vocab = self._config.get_text_config().vocab_size
+        k = min(top_k, vocab)
         shape = (len(completion_ids), max(map(len, completion_ids), default=0))
         token_ids = torch.zeros((*shape, k), dtype=torch.int32, device=device)
         logprobs = torch.zeros((*shape, k), dtype=torch.float32, device=device)
@@ -176,6 +181,12 @@ class LocalScorer:
         idle = 0 if self.agree is None else self.agree(len(groups)) - len(groups)
         for rows in groups:
             batch = pack(prompt_ids, completion_ids, rows, **self.layout)
+            largest = int(batch.input_ids.max())
+            if largest >= vocab:
+                raise ValueError(
+                    f"Token {largest} is to be scored by a model with {vocab} vocabulary entries: the "
+                    "student drew one that only pads its output head; choose a teacher with as many, or cut that head."
+                )
             self.stats.forwards += 1
             self.stats.sequences += len(rows)
             self.stats.tokens += batch.num_tokens

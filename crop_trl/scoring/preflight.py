@@ -65,7 +65,7 @@ def run_preflight(
     response = others[-1][:_RESPONSE_TOKENS]
     last = num_tokens - 1  # any token of the vocabulary must be one that the teacher can score
     alone = scorer.score([prompt, prompt], [response, [last]])
-    check_scored(alone, 2, "teacher")
+    check_scored(alone, [response, [last]], "teacher")
     wanted = min(top_k, num_tokens)
     if alone.top_k < wanted:
         raise ValueError(
@@ -73,7 +73,7 @@ def run_preflight(
             "return as many."
         )
     sampled = alone.sampled_logprobs[0, : len(response)]
-    if not torch.isfinite(sampled).all():
+    if not (torch.isfinite(sampled).all() and torch.isfinite(alone.logprobs[0, : len(response)]).all()):
         raise ValueError(
             "The teacher's log-probabilities are not finite; load it in bfloat16 or float32 (`teacher_init_kwargs`)."
         )

@@ -9,9 +9,12 @@ from ..methods.context import Signals, TopKLogprobs
 from ..prompts import NEGATIVE, TokenIds, split_signal
 from . import Scorer
 
+_ABOVE_ZERO = 1e-3  # what rounding explains in a log-probability (nats)
 
-def check_scored(scored, batch: int, scorer: str) -> None:
-    """Raise `ValueError` unless a scorer returned what [`TopKLogprobs`] promises for `batch` responses."""
+
+def check_scored(scored, completion_ids: Sequence[TokenIds], scorer: str) -> None:
+    """Raise `ValueError` unless a scorer returned what [`TopKLogprobs`] promises for some responses."""
+    batch, longest = len(completion_ids), max(map(len, completion_ids), default=0)
     what = f"The {scorer} scorer returned"
     if not isinstance(scored, TopKLogprobs):
         raise ValueError(f"{what} a {type(scored).__name__}; it must return a TopKLogprobs.")
@@ -24,6 +27,12 @@ def check_scored(scored, batch: int, scorer: str) -> None:
             f"{what} token_ids {ids}, logprobs {logprobs} and sampled_logprobs {sampled} for {batch} responses; they "
             "must be [B, T, K], [B, T, K] and [B, T] with K at least 1."
         )
+    if sampled[1] != longest:
+        raise ValueError(
+            f"{what} {sampled[1]} positions for responses of up to {longest} tokens; they must be aligned."
+        )
+    if scored.logprobs.numel() and scored.logprobs.amax() > _ABOVE_ZERO:
+        raise ValueError(f"{what} logprobs of up to {scored.logprobs.amax():.3g}; they must be log-probabilities.")
 
 
 def _spread(part: TopKLogprobs, rows: Sequence[int], batch: int) -> TopKLogprobs:
@@ -59,11 +68,9 @@ def collect_signals(
             jobs.setdefault(scorer, []).append((need, rows, [prompt_ids[kind][row][m] for row in rows]))
     parts: dict[str, list[TopKLogprobs]] = {}
     for scorer, scorer_jobs in jobs.items():
-        scored = scorers[scorer].score(
-            [ids for _, _, prompts in scorer_jobs for ids in prompts],
-            [completion_ids[row] for _, rows, _ in scorer_jobs for row in rows],
-        )
-        check_scored(scored, sum(len(rows) for _, rows, _ in scorer_jobs), scorer)
+        responses = [completion_ids[row] for _, rows, _ in scorer_jobs for row in rows]
+        scored = scorers[scorer].score([ids for _, _, prompts in scorer_jobs for ids in prompts], responses)
+        check_scored(scored, responses, scorer)
         start = 0
         for need, rows, _ in scorer_jobs:
             part = scored.rows(slice(start, start + len(rows)))

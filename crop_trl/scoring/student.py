@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from ..models.compilation import compile_layers
 from ..models.distributed import largest_of
-from ..models.rotary import restore_rotary_frequencies
+from ..models.rotary import check_rotary_lengths, restore_rotary_frequencies
 from ..models.sharding import gather_by_layer, is_sharded, keep_full_outputs
 from .head import add_token_head
 from .local import LocalScorer
@@ -33,6 +33,7 @@ def make_student(model: PreTrainedModel, args, pad_token_id: int, accelerator: A
     warn_of_coarse_weights(model, args.learning_rate)
     bare = model.get_base_model() if is_peft_model(model) else model
     restore_rotary_frequencies(bare)
+    check_rotary_lengths(bare, (args.max_prompt_length or 0) + (args.max_completion_length or 0))
     add_token_head(bare)
     gather_by_layer(bare, accelerator)
     if args.compile_layers:

@@ -9,7 +9,7 @@ from trl.distributed import DistributedBackend
 
 from ..models.compilation import compile_layers
 from ..models.distributed import largest_of
-from ..models.rotary import restore_rotary_frequencies
+from ..models.rotary import check_rotary_lengths, restore_rotary_frequencies
 from ..models.sharding import load_whole, shard_teacher
 from ..text import masked
 from . import Scorer
@@ -100,6 +100,7 @@ def make_teacher(
         raise ValueError("Student and teacher share weights; pass a copy of the model, or its path, as `teacher`.")
     teacher = teacher.eval().requires_grad_(False)
     restore_rotary_frequencies(teacher)
+    check_rotary_lengths(teacher, (args.max_prompt_length or 0) + (args.max_completion_length or 0))
     scoring = {
         "top_k": args.score_top_k,
         "pad_token_id": tokenizer.pad_token_id,

@@ -106,10 +106,7 @@ def topk_in_tiles(
         rows = slice(start, start + tile)
         z = logits(hidden[rows])
         log_normalizer, values, indices = tile_topk(z, k)
-        targets = target_ids[rows, None].long()
-        found = z.gather(-1, targets.clamp(max=vocab - 1)) - log_normalizer
-        # A head may lack rows that only pad another's: they are never drawn by a trained student.
-        target_logprobs[rows] = found.masked_fill(targets >= vocab, float("-inf")).squeeze(-1)
+        target_logprobs[rows] = (z.gather(-1, target_ids[rows, None].long()) - log_normalizer).squeeze(-1)
         logprobs[rows] = values - log_normalizer
         token_ids[rows] = indices.int()
     return token_ids, logprobs, target_logprobs

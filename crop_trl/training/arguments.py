@@ -53,7 +53,9 @@ def check_arguments(model, teacher, reward_funcs, args, processing_class=None, *
 def ready_student(model, args: CROPConfig):
     """A student that the trainer can take: the folder of an adapter is loaded, to go on with that adapter."""
     if isinstance(model, str) and is_adapter(model):
-        return AutoPeftModelForCausalLM.from_pretrained(model, is_trainable=True, **(args.model_init_kwargs or {}))
+        given = {name: value for name, value in (args.model_init_kwargs or {}).items() if value is not None}
+        loading = {"dtype": "float32", "trust_remote_code": args.trust_remote_code, **given}
+        return AutoPeftModelForCausalLM.from_pretrained(model, is_trainable=True, **loading)
     if isinstance(model, str):
         named = AutoConfig.from_pretrained(model, trust_remote_code=args.trust_remote_code).architectures
         kind = getattr(transformers, (named or [""])[0], None)

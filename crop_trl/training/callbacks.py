@@ -49,7 +49,7 @@ class EngineGapWatch(TrainerCallback):
         self._warned = False
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        gap = (logs or {}).get(self.METRIC, 0.0)
+        gap = (logs or {}).get(self.METRIC) or 0.0
         if gap > self.LIMIT and not self._warned and state.is_world_process_zero:
             self._warned = True
             warnings.warn(
@@ -72,7 +72,7 @@ _CONSOLE = (
 def console_line(logs: Mapping[str, Any], state) -> str:
     """A log entry for reading: a dozen metrics, rewards among them where there are any."""
     rewards = [n for n in logs if n.endswith("/mean") and "rewards/" in n and not n.endswith("no_reward/mean")]
-    shown = [f"{name} {logs[name]:.4g}" for name in (*_CONSOLE, *rewards) if name in logs]
+    shown = [f"{name} {logs[name]:.4g}" for name in (*_CONSOLE, *rewards) if logs.get(name) is not None]
     return f"step {state.global_step}/{state.max_steps}: {', '.join(shown)}"
 
 

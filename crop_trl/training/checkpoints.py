@@ -41,7 +41,8 @@ def checkpoint_to_resume(given: str | bool | None, args, rows=None, adapter: boo
         given = get_last_checkpoint(args.output_dir) if Path(args.output_dir).is_dir() else None
         if given is None:
             raise ValueError(f"`resume_from_checkpoint` finds no checkpoint in `output_dir` {args.output_dir!r}.")
-        _check_one_run(Path(given))
+        if (Path(given) / MANIFEST).exists():
+            _check_one_run(Path(given))
     trouble = _trouble(Path(given), args, rows, adapter)
     if trouble is not None:
         raise ValueError(f"`resume_from_checkpoint` {str(given)!r} {trouble}.")

@@ -21,6 +21,16 @@ from ..prompts import (
 )
 
 
+def check_eval_dataset(dataset) -> None:
+    """Raise `ValueError` for a held-out dataset, or one of several by name, that has no prompts."""
+    for name, one in dataset.items() if isinstance(dataset, dict) else [("", dataset)]:
+        first = next(iter(one), None) if isinstance(one, (datasets.Dataset, datasets.IterableDataset)) else None
+        if not first or "prompt" not in first:
+            which = f"`eval_dataset` {name!r}" if name else "`eval_dataset`"
+            found = f"has the columns {', '.join(first)}" if first else "is empty or no dataset"
+            raise ValueError(f"{which} {found}; give it rows with `prompt`.")
+
+
 def check_columns(dataset, kinds: Sequence[str], method: str) -> None:
     """Raise `ValueError` unless `dataset` has a column for every kind of prompt, in the singular or the plural."""
     if not isinstance(dataset, (datasets.Dataset, datasets.IterableDataset)):

@@ -80,6 +80,7 @@ class CriticAnswer(_Strict):
 
 CONFIDENCES = ("paraphrase_confidence", "counterfactual_confidence", "confidence")
 VERDICTS = ("paraphrase_status", "counterfactual_status", "decision")  # what each is the confidence of
+_REJECTION = re.compile(rf'"(?:{"|".join(VERDICTS)})"\s*:\s*"\s*reject', re.IGNORECASE)
 
 
 def request_schema(model: type[BaseModel]) -> dict[str, Any]:
@@ -251,13 +252,18 @@ def read_evaluations(content: str, count: int) -> tuple[dict[int, dict[str, Any]
     objects, flaw = parse_json_objects(content, "evaluations")
     if flaw:
         return {}, None, Counter([flaw])
+    said = _REJECTION.findall(_THINKING.split(content)[-1])
+    if len(said) > sum(len(_REJECTION.findall(json.dumps(value))) for value in objects):
+        # An object that cannot be read rejects something: which candidate, nobody can tell.
+        return {}, None, Counter(["unreadable_rejection"])
     readings = [_read_evaluations(value, count) for value in objects]
     if any(flaws["unknown_number"] for _, _, flaws, _ in readings):
         return {}, None, Counter(["unknown_number"])
     chosen = max((n for n, reading in enumerate(readings) if reading[0]), default=-1)
     evaluations, selected, flaws, _ = readings[chosen]
     for number, evaluation in [*evaluations.items()]:
-        rejections = [found.get(number) for found, _, _, rejected in readings[:chosen] if number in rejected]
+        others = [reading for n, reading in enumerate(readings) if n != chosen or number in reading[3]]
+        rejections = [found.get(number) for found, _, _, rejected in others if number in rejected]
         if rejections and not _rejects(evaluation):
             flaws["accepted_after_rejection"] += 1
             del evaluations[number]
@@ -288,9 +294,17 @@ def _read_evaluations(answer: dict[str, Any], count: int) -> tuple[dict[int, dic
     flaws["duplicate_number"] += sum(times > 1 for times in numbers.values())
     flaws["missing_evaluation"] += sum(number not in numbers for number in asked)
     selected = answer.get("selected_candidate_number")
-    rejected = {item["candidate_number"] for item in numbered if _rejects(item)}
+    rejected = {_number(item.get("candidate_number")) for item in items if isinstance(item, dict) and _rejects(item)}
     return evaluations, selected if type(selected) is int else None, +flaws, rejected
 
 
 def _rejects(evaluation: Mapping[str, Any]) -> bool:
-    return "reject" in (evaluation.get(name) for name in VERDICTS)
+    return any(str(evaluation.get(name)).strip().casefold() == "reject" for name in VERDICTS)
+
+
+def _number(value: Any) -> int | None:
+    """A candidate's number, also one that is written as a text or with a fraction of zero."""
+    try:
+        return int(float(value))
+    except (TypeError, ValueError, OverflowError):
+        return None

@@ -395,3 +395,13 @@ def test_reference_reads_the_same_distributions():
     read = as_dicts(signal)[1][2]
     assert list(read) == signal.token_ids[1, 2].tolist()
     assert list(read.values()) == signal.logprobs[1, 2].tolist()
+
+
+def test_a_method_that_writes_to_its_signals_changes_no_target(table):
+    def vandal(signals, ctx):
+        return signals["teacher/original"].sampled_logprobs.zero_()
+
+    register_method("vandal", Method(score=vandal))
+    signals = triplet_signals(3)
+    before = signals["teacher/original"].sampled_logprobs.clone()
+    assert torch.equal(select("vandal", signals, torch.ones(3, 12), SelectionSettings()).teacher_logprobs, before)

@@ -8,7 +8,7 @@ import tiny
 import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
-from crop_trl.models.rotary import restore_rotary_frequencies
+from crop_trl.models.rotary import check_rotary_lengths, restore_rotary_frequencies
 
 
 def logits(model):
@@ -60,3 +60,14 @@ def test_a_student_and_a_teacher_that_were_cast_as_a_whole(tmp_path):
     for model in (trainer.model, trainer.scorers["teacher"].model):
         assert model.model.rotary_emb.inv_freq.dtype == torch.float32
         assert torch.equal(model.model.rotary_emb.inv_freq, tiny.make_model().model.rotary_emb.inv_freq)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_positions_that_depend_on_the_longest_sequence_of_a_batch_are_refused(tmp_path, kind):
+    rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 40}
+    rope |= {"long_factor": [2.0] * 4, "short_factor": [1.0] * 4} if kind == "longrope" else {}
+    model = tiny.make_model(0)
+    model.config.rope_parameters = rope
+    with pytest.raises(ValueError, match=f"`{kind}` rotary positions, which change for a batch"):
+        check_rotary_lengths(model, 41)
+    check_rotary_lengths(model, 40)

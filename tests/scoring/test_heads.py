@@ -152,3 +152,18 @@ def test_a_head_in_fp32_is_scored_in_fp32(tmp_path):
     scored = trainer.scorers["student"].score(PROMPTS[:1], RESPONSES[:1])
     assert student.lm_head.weight.dtype == torch.float32
     torch.testing.assert_close(scored.logprobs[0], own.topk(scored.top_k).values, atol=1e-5, rtol=0)
+
+
+def test_students_that_see_what_follows_are_refused(tmp_path):
+    """Their log-probability of a token depends on later ones, which are not there when it is drawn."""
+    bidirectional = tiny_model("BertLMHeadModel")
+    bidirectional.config.is_decoder = False
+    for module in bidirectional.modules():
+        for name in ("is_decoder", "is_causal"):
+            if hasattr(module, name):
+                setattr(module, name, False)
+    scorer = LocalScorer(bidirectional, 5, 0)
+    apart, rounding = scorer.apart_from_own(PROMPTS[0], RESPONSES[0])
+    assert apart > 0.01 > rounding
+    causal = LocalScorer(tiny_model("BertLMHeadModel"), 5, 0)
+    assert causal.apart_from_own(PROMPTS[0], RESPONSES[0])[0] < 1e-5

@@ -36,3 +36,14 @@ def test_console_lines_are_short(tmp_path, capsys):
         assert line.count(",") < 13 and "distillation/gap_kept" in line and "selection/retention_ratio 0." in line
         assert ("reward" in line) == shown
         assert len(trainer.state.log_history[0]) > 30
+
+
+def test_a_reward_that_judges_nothing_ends_no_run(tmp_path, capsys):
+    def silent(completions, **kwargs):
+        return [None] * len(completions)
+
+    def loud(completions, **kwargs):
+        return [1.0] * len(completions)
+
+    make_trainer(tmp_path, reward_funcs=[silent, loud], max_steps=1, disable_tqdm=True).train()
+    assert "rewards/loud/mean 1" in capsys.readouterr().out

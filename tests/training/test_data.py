@@ -61,3 +61,13 @@ def test_prompts_that_are_all_the_same_are_told(tmp_path):
     with pytest.warns(UserWarning, match="Every score of step 0 is 0") as told:
         make_trainer(tmp_path, rows=rows, max_steps=2).train()
     assert len([w for w in told if "Every score" in str(w.message)]) == 1
+
+
+def test_held_out_rows_without_prompts_are_told_at_once(tmp_path):
+    rows = make_rows(4)
+    for dataset, message in (
+        (rows.rename_column("prompt", "text"), "`eval_dataset` has the columns"),
+        ({"good": rows, "bad": rows.select([])}, "`eval_dataset` 'bad' is empty or no dataset"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make_trainer(tmp_path, eval_dataset=dataset)

@@ -207,3 +207,22 @@ def test_schemas_are_strict_and_bare():
         text = json.dumps(schema)
         assert "minimum" not in text and '"title"' not in text and '"description"' not in text
     assert {"answer_type" in name for name in schema["$defs"]["Evaluation"]["properties"]} == {True, False}
+
+
+def test_a_rejection_in_any_form_stays_one():
+    """Beside an acceptance, before or after it; what cannot be read but rejects voids the answer."""
+    accepted, rejected = (scripted_server.critic(kind, [1])[0] for kind in ("good", "reject"))
+
+    def changed(**fields) -> str:
+        answer = json.loads(rejected)
+        answer["evaluations"][0].update(fields)
+        return json.dumps(answer)
+
+    forms = [rejected, changed(confidence="0.9"), changed(candidate_number="1"), changed(decision="REJECT")]
+    forms += [rejected.rstrip()[:-1] + ",}", rejected[:-5]]
+    for form in forms:
+        for order in ((accepted, form), (form, accepted)):
+            evaluations, _, _ = read_evaluations("\nOn reflection:\n".join(order), 1)
+            assert evaluations.get(1, {}).get("decision") != "accept", order
+    # What was thought before the answer is no part of it.
+    assert read_evaluations(f"<think>{rejected}</think>{accepted}", 1)[0][1]["decision"] == "accept"
