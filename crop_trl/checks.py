@@ -186,6 +186,11 @@ def check_windows(args) -> None:
             f"`credit_num_negatives` {args.credit_num_negatives} needs as many other prompts in a batch of "
             f"rollouts, which holds {prompts}; raise `prompts_per_step` or lower `credit_num_negatives`."
         )
+    if args.neftune_noise_alpha and not args.on_policy:
+        raise ValueError(
+            f"`neftune_noise_alpha` {args.neftune_noise_alpha} does not work where a batch of rollouts feeds several "
+            "updates, which compare with the student as it sampled; leave it unset."
+        )
 
 
 def check_launch(args) -> None:
