@@ -22,6 +22,8 @@ COMMANDS = frozenset(
 )
 # After a line break the rest of these may be a word, a name or the number of an item.
 WORDS = frozenset("ne ni nu neg nmid nless nprec nsim natural nexists nparallel newline nsubset nsupset".split())
+# After a tab outside a formula these begin a word or a cell.
+CELLS = frozenset("tt to tan top tag tiny text".split())
 _EATEN = re.compile("([\n\t\b\f\r])([A-Za-z]+)")
 _COMMAND = re.compile(r"(?<!\\)\\([A-Za-z]+|[(){}%$])")
 _DOUBLED = re.compile(r"(?<!\\)\\\\([A-Za-z]+|[(){}%$])")
@@ -50,6 +52,8 @@ def mend(text: str, original: str, known: set[str]) -> tuple[str, list[str], lis
             return match[0]
         doubtful = escape == "\n" and command in WORDS
         in_math = _in_math(match.string[: match.start()])
+        if escape == "\t" and command in CELLS and not in_math:
+            return match[0]
         if command in known and (in_math or not doubtful):
             mended.append(command)
             return f"\\{command}"
@@ -64,11 +68,17 @@ def mend(text: str, original: str, known: set[str]) -> tuple[str, list[str], lis
         command = match[1]
         if match[0] in original:
             return match[0]
-        if command in known:
+        # Two backslashes may end a row: then a bracket after them is one, and of a command nobody can tell.
+        rows = "&" in text or r"\begin" in text
+        if rows and not command[0].isalpha():
+            return match[0]
+        if command in known and not rows:
             mended.append(command)
             return f"\\{command}"
+        if command in known:
+            broken.append(command)
+            return match[0]
         follows = match.string[match.end() : match.end() + 1]
-        rows = "&" in text or r"\begin" in text
         if follows == "{" or (not rows and len(command) > 1 and command[0].islower()):
             broken.append(command)
         return match[0]
@@ -93,7 +103,8 @@ def mend_problem(text: str) -> str:
 
     def back(match: re.Match) -> str:
         command = ESCAPES[match[1]] + match[2]
-        return f"\\{command}" if command in COMMANDS - WORDS else match[0]
+        cell = command in CELLS and not _in_math(match.string[: match.start()])
+        return f"\\{command}" if command in COMMANDS - WORDS and not cell else match[0]
 
     return _EATEN.sub(back, text)
 

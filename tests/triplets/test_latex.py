@@ -120,3 +120,21 @@ def test_problems_that_lost_backslashes_are_mended_and_named(start_server, probl
     ]
     assert "2 problems had LaTeX commands without their backslash" in (said := capsys.readouterr().err)
     assert "mended: p0000, p0001." in said
+
+
+def test_rows_and_cells_are_no_commands():
+    """Two backslashes that end a row stay, or void the candidate where nobody can tell; a tab before a word is one."""
+    rows = r"Solve \(\begin{cases} x=1 \\(y-1)^2=4 \end{cases}\)."
+    original = r"Solve \(x=1, (y-1)^2=4\)."
+    assert mend(rows, original, commands([original, rows])) == (rows, [], [])
+    braces = r"Find $\{x\}$ with $\begin{cases} x=1 \\{y}=2 \end{cases}$."
+    assert mend(braces, r"Find $\{x\}$.", commands([braces]))[0] == braces
+    for text in (r"$\begin{cases} a\\theta=2\end{cases}$", r"$\begin{array}{c} \sin x \\cos x\end{array}$"):
+        mended, _, broken = mend(text, r"$\theta + \cos x$", {"theta", "cos", "sin", "begin", "end"})
+        assert mended == text and broken
+    eaten = "Solve $\\begin{cases} r=2\\\theta=3\\end{cases}$."  # the row's end, and a tab that was a command
+    assert mend(eaten, r"Solve $r=2, \theta=3$.", {"theta", "begin", "end"})[2] == ["theta"]
+    for problem in ("Time table:\ns\tt\n1\t2", "1.\tan apple", "From\to", "Find\top", "(a)\tag"):
+        assert mend_problem(problem) == problem
+    table = "Values:\n1\tan angle"
+    assert mend(table, r"The $\tan x$ of it", {"tan"}) == (table, [], [])
