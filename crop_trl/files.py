@@ -29,13 +29,11 @@ def looks_like_path(source: str) -> bool:
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
     """
-    A path to write to, which takes the place of `path` at the end of the block; its folder is made. Raises `OSError`
-    with the file's name.
+    A path to write to, which takes the place of `path` at the end of the block. Raises `OSError` with the file's name.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())

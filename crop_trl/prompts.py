@@ -160,6 +160,7 @@ def unwrap_problem(text: str, template: str = DEFAULT_PROMPT_TEMPLATE) -> str:
 
 def save_template(folder: str | Path, template: str) -> None:
     """Put the wrapper that a model was trained with beside the model."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
     write_json(Path(folder) / TEMPLATE_FILE, {"prompt_template": check_template(template)})
 
 
@@ -200,14 +201,18 @@ def is_chat(prompt, column: str) -> bool:
         isinstance(m, dict) and isinstance(m.get("role"), str) and (m.get("content") or m.get("tool_calls")) is not None
         for m in prompt
     )
-    contents = [m["content"] for m in prompt if isinstance(m.get("content"), list)] if well_formed else []
-    if any(not isinstance(part, str) and part.get("type", "text") != "text" for parts in contents for part in parts):
+    parts = [m["content"] for m in prompt if isinstance(m.get("content"), list)] if well_formed else []
+    if any(_not_text(part) for content in parts for part in content):
         raise ValueError(f"`{column}` holds content that is no text, which is not supported; leave such rows out.")
     if not well_formed:
         raise ValueError(
             f"`{column}` must hold text or a list of messages with role and content, got {str(prompt)[:80]!r}."
         )
     return True
+
+
+def _not_text(part) -> bool:
+    return not isinstance(part, str) and part.get("type", "text") != "text"
 
 
 def render_prompts(

@@ -173,6 +173,7 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
             lambda several: self._tokenize_prompts(several)[0],
             self._tokenizer,
             top_k=self.args.score_top_k,
+            num_tokens=len(self._tokenizer),
             student_ends=self.eos_token_ids,
             chat_template_kwargs=self.args.chat_template_kwargs,
         )

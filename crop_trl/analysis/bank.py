@@ -62,6 +62,7 @@ class RolloutBank:
                 values = {f"{name}{suffix}:{f.name}": getattr(part, f.name) for f in fields(part)}
                 tensors |= {key: value for key, value in values.items() if value is not None}
         metadata = {name: json.dumps(getattr(self, name)) for name in ("prompts", "step", "settings", "texts")}
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
             save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, temporary, metadata=metadata)
 

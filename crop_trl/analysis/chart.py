@@ -45,13 +45,15 @@ def caption(figure, text: str, note: str = "") -> None:
 
 
 def save(figure, path: str | Path) -> None:
-    """Write a figure as PNG, whole or not at all."""
+    """Write a figure as PNG, whole or not at all; folders are made."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         figure.savefig(temporary, format="png", dpi=DPI, facecolor="white")
 
 
 def save_json(data: dict, path: str | Path) -> None:
-    """Write data as JSON, whole or not at all; what is not finite becomes `null`."""
+    """Write data as JSON, whole or not at all; folders are made, what is not finite becomes `null`."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     write_json(path, _plain(data))
 
 

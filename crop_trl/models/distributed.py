@@ -11,7 +11,9 @@ def gather_ragged(values: torch.Tensor, accelerator: Accelerator) -> torch.Tenso
     if accelerator.num_processes == 1:
         return values
     lengths = accelerator.gather(torch.tensor([values.numel()], device=values.device)).tolist()
-    gathered = accelerator.gather(accelerator.pad_across_processes(values)).view(len(lengths), -1)
+    padded = torch.zeros(max(lengths), dtype=values.dtype, device=values.device)
+    padded[: values.numel()] = values
+    gathered = accelerator.gather(padded).view(len(lengths), -1)
     return torch.cat([row[:length] for row, length in zip(gathered, lengths, strict=True)])
 
 

@@ -110,18 +110,29 @@ def pack(
     prompt without tokens, whose first response token nothing predicts.
     """
     lengths = [len(prompt_ids[i]) + len(completion_ids[i]) for i in rows]
-    width = padded_length(max(lengths), pad_to_multiple_of)
+    width = padded_length(max(lengths, default=0), pad_to_multiple_of)
     input_ids = torch.full((len(rows), width), pad_token_id, dtype=torch.long)
-    parts = []
+    positions, targets, row_index, columns = [], [], [], []
     for r, i in enumerate(rows):
         prompt, completion = prompt_ids[i], completion_ids[i]
         if not len(prompt):
             raise ValueError(f"Prompt {i} has no tokens; give it at least one, such as the tokenizer's BOS token.")
         ids = torch.as_tensor([*prompt, *completion], dtype=torch.long)
         input_ids[r, : len(ids)] = ids
-        t = torch.arange(len(completion))
-        if keep is not None:
-            t = t[keep[i, : len(completion)].bool()]
-        parts.append((r * width + len(prompt) - 1 + t, ids[len(prompt) + t], torch.full_like(t, i), t))
-    mask = (torch.arange(width) < torch.tensor(lengths)[:, None]).long() if with_attention_mask else None
-    return PackedBatch(input_ids, *(torch.cat(part) for part in zip(*parts)), sum(lengths), mask)
+        if keep is None:
+            t = torch.arange(len(completion))
+        else:
+            t = keep[i, : len(completion)].nonzero().squeeze(-1)
+        positions.append(r * width + len(prompt) - 1 + t)
+        targets.append(ids[len(prompt) + t])
+        columns.append(t)
+        row_index.append(torch.full_like(t, i))
+    return PackedBatch(
+        input_ids=input_ids,
+        positions=torch.cat(positions) if positions else torch.empty(0, dtype=torch.long),
+        targets=torch.cat(targets) if targets else torch.empty(0, dtype=torch.long),
+        rows=torch.cat(row_index) if row_index else torch.empty(0, dtype=torch.long),
+        columns=torch.cat(columns) if columns else torch.empty(0, dtype=torch.long),
+        num_tokens=sum(lengths),
+        attention_mask=(torch.arange(width) < torch.tensor(lengths)[:, None]).long() if with_attention_mask else None,
+    )

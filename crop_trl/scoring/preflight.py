@@ -44,6 +44,7 @@ def run_preflight(
     tokenizer: PreTrainedTokenizerBase,
     *,
     top_k: int,
+    num_tokens: int,
     student_ends: Iterable[int],
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> PreflightReport:
@@ -62,10 +63,10 @@ def run_preflight(
     prompt = prompts["original"][0]
     others = [ids for kind in kinds for ids in prompts[kind]]
     response = others[-1][:_RESPONSE_TOKENS]
-    last = len(tokenizer) - 1  # any token of the vocabulary must be one that the teacher can score
+    last = num_tokens - 1  # any token of the vocabulary must be one that the teacher can score
     alone = scorer.score([prompt, prompt], [response, [last]])
     check_scored(alone, [response, [last]], "teacher")
-    wanted = min(top_k, len(tokenizer))
+    wanted = min(top_k, num_tokens)
     if alone.top_k < wanted:
         raise ValueError(
             f"`score_top_k` is {wanted}, but the teacher returns {alone.top_k} entries at each position; make it "

@@ -15,17 +15,22 @@ from .head import add_token_head
 from .local import LocalScorer
 
 
-def make_student(model: PreTrainedModel, args, pad_token_id: int, accelerator: Accelerator) -> LocalScorer:
-    """Make the student ready for scoring and update, in place, and return its scorer."""
-    keep_full_outputs(accelerator)
-    coarse = {p.dtype for p in model.parameters() if p.requires_grad} & {torch.bfloat16, torch.float16}
+def warn_of_coarse_weights(student: torch.nn.Module, learning_rate: float) -> None:
+    """Warn when the trained weights have a type in which small updates round to nothing."""
+    coarse = {p.dtype for p in student.parameters() if p.requires_grad} & {torch.bfloat16, torch.float16}
     if coarse:
         warnings.warn(
             f"The student's trainable weights are {str(coarse.pop()).removeprefix('torch.')}, where updates of "
-            f"`learning_rate` {args.learning_rate} can round to nothing; load it in float32 (bf16 then means mixed "
+            f"`learning_rate` {learning_rate} can round to nothing; load it in float32 (bf16 then means mixed "
             "precision).",
-            stacklevel=2,
+            stacklevel=3,
         )
+
+
+def make_student(model: PreTrainedModel, args, pad_token_id: int, accelerator: Accelerator) -> LocalScorer:
+    """Make the student ready for scoring and update, in place, and return its scorer."""
+    keep_full_outputs(accelerator)
+    warn_of_coarse_weights(model, args.learning_rate)
     bare = model.get_base_model() if is_peft_model(model) else model
     restore_rotary_frequencies(bare)
     check_rotary_lengths(bare, (args.max_prompt_length or 0) + (args.max_completion_length or 0))

@@ -93,6 +93,8 @@ def write_rollout(rollout: RolloutRecord, path: str | Path, settings: dict) -> N
         numbers["student_entropy"] = rollout.student_entropy
     columns.update({name: halves(value) for name, value in numbers.items()})
     table = pa.table(columns).replace_schema_metadata({METADATA_KEY: json.dumps(settings)})
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as partial:
         pq.write_table(
             table,

@@ -26,6 +26,7 @@ class RunResult:
 
     def write(self, folder: str | Path) -> None:
         """Write the file into a run's output folder."""
+        Path(folder).mkdir(parents=True, exist_ok=True)
         write_json(Path(folder) / FILE, asdict(self))
 
     @classmethod

@@ -43,8 +43,8 @@ class ResponseHeatmap:
 
     `tokens` are decoded pieces which, joined, are the response. Each of `rows` has a value for each token; what stands
     before a colon in its label is its short name, values that are not finite are drawn as missing, and a long response
-    is centred on the peak of the last row. `scorer` is whose predictions the rows compare. Raises `ValueError` when
-    there is no token or no row, or one is not as long as the response.
+    is centred on the peak of the last row. `scorer` is whose predictions the rows compare, for the explanation;
+    `styles` are by label. Raises `ValueError` when there is no token or no row, or one is not as long as the response.
     """
 
     tokens: list[str]
@@ -56,7 +56,7 @@ class ResponseHeatmap:
     title: str = DEFAULT_TITLE
     note: str = ""
     scorer: str = "teacher"
-    styles: dict[str, RowStyle] = field(init=False)  # by label
+    styles: dict[str, RowStyle] = field(default_factory=dict)
 
     def __post_init__(self):
         self.tokens = [str(token) for token in self.tokens]
@@ -67,11 +67,12 @@ class ResponseHeatmap:
         for label, values in {**self.rows, "kept": self.kept}.items():
             if len(values) != len(self.tokens):
                 raise ValueError(f"Row {label!r} has {len(values)} values for {len(self.tokens)} tokens.")
+        self.title = self.title or DEFAULT_TITLE
         guessed = {
             label: RowStyle("signed" if any(v < 0 for v in values) else "blue", group=label)
             for label, values in self.rows.items()
         }
-        self.styles = {label: CROP_STYLES.get(label, guess) for label, guess in guessed.items()}
+        self.styles = {**guessed, **{k: s for k, s in CROP_STYLES.items() if k in guessed}, **self.styles}
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -29,6 +29,7 @@ def save_html(heatmap: ResponseHeatmap, path) -> None:
         tokens=(_token(heatmap, i, rows) for i in range(len(heatmap))),
         footer=[*filter(None, lines), marks],
     )
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     write_text(path, page)
 
 
