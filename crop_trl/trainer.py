@@ -24,12 +24,12 @@ from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
 from . import methods
-from .checks import check_hub, check_output_dir, check_packages
+from .checks import check_output_dir
 from .config import CROPConfig
-from .models.adapters import check_adapter, is_adapter
+from .models.adapters import is_adapter
 from .models.distributed import gather_ragged
 from .models.dropout import remove_dropout
-from .models.sampling import SameDraws, own_distribution, warn_of_filters
+from .models.sampling import own_distribution, warn_of_filters
 from .prompts import NEGATIVE, PROMPT_COLUMNS, draw_negatives, normal_prompt, prompt_kinds, tokenize_variants
 from .scoring import Scorer
 from .scoring.preflight import PreflightReport, check_own_logits, run_preflight
@@ -110,9 +110,6 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         teacher = args.teacher_model_name_or_path if teacher is None else teacher
         reward_funcs = reward_funcs or no_reward
         check_arguments(model, teacher, reward_funcs, args, **kwargs)
-        check_packages(args)
-        check_hub(args)
-        check_adapter(model, kwargs.get("peft_config"))
         tokenizer = data.tokenizer_of(model, kwargs.get("processing_class"), "model", args.trust_remote_code)
         if args.teacher_server_urls:
             teacher = connect_teacher(teacher, tokenizer, args)
@@ -139,20 +136,21 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         # The loss is normalised by the kept tokens of an optimizer step, so nothing else may rescale it.
         self.loss_is_scaled_for_ga = True
         self._start_metrics()
-        self._evaluation_draws = SameDraws()
         self._add_callbacks()
-        student = make_student(self.model, args, self._tokenizer.pad_token_id, self.accelerator)
-        teacher = make_teacher(teacher, self.model, args, self._tokenizer, self.accelerator)
-        self.scorers: dict[str, Scorer] = {"teacher": teacher, "student": student}
-        warn_of_filters(self.model)
-        if not args.on_policy and remove_dropout(self.model) and self.accelerator.is_main_process:
-            print("Dropout is off: a batch of rollouts feeds several updates, which need the student as it sampled.")
+        self.scorers = self._make_scorers(teacher)
         # The update lays responses out as the student's scoring does.
-        self._layout = student.layout
-        first_row = next(iter(train_dataset), None) if args.preflight and train_dataset is not None else None
-        if first_row is not None:
-            self._preflight(first_row)
-            self.add_callback(StudentPreflight(self, first_row))
+        self._layout = self.scorers["student"].layout
+        if args.preflight and train_dataset is not None:
+            self._preflight(next(iter(train_dataset), None))
+
+    def _make_scorers(self, teacher) -> dict[str, Scorer]:
+        """Teacher and student, made ready to score responses."""
+        warn_of_filters(self.model)
+        student = make_student(self.model, self.args, self._tokenizer.pad_token_id, self.accelerator)
+        teacher = make_teacher(teacher, self.model, self.args, self._tokenizer, self.accelerator)
+        if not self.args.on_policy and remove_dropout(self.model) and self.accelerator.is_main_process:
+            print("Dropout is off: a batch of rollouts feeds several updates, which need the student as it sampled.")
+        return {"teacher": teacher, "student": student}
 
     def _add_callbacks(self) -> None:
         place_reports(self)
@@ -164,7 +162,10 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
             self.add_callback(EngineGapWatch())
         self.add_callback(SelectionExport(self.args.output_dir, self.args.selection_export_steps))
 
-    def _preflight(self, row: dict[str, Any]) -> PreflightReport:
+    def _preflight(self, row: dict[str, Any] | None) -> PreflightReport | None:
+        if row is None:
+            return None
+        self.add_callback(StudentPreflight(self, row))
         teacher = self.scorers["teacher"]
         report = run_preflight(
             teacher,

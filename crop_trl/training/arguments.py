@@ -6,8 +6,9 @@ import transformers
 from peft import AutoPeftModelForCausalLM, PeftModel
 from transformers import AutoConfig, PreTrainedModel, TrainingArguments
 
+from ..checks import check_hub, check_packages
 from ..config import CROPConfig
-from ..models.adapters import is_adapter
+from ..models.adapters import check_adapter, is_adapter
 from ..scoring import Scorer
 
 
@@ -48,6 +49,9 @@ def check_arguments(model, teacher, reward_funcs, args, processing_class=None, *
     frozen = not isinstance(model, str) and not any(p.requires_grad for p in model.parameters())
     if frozen and kwargs.get("peft_config") is None:
         raise ValueError("`model` has no weights that require a gradient; unfreeze some, or pass a `peft_config`.")
+    check_packages(args)
+    check_hub(args)
+    check_adapter(model, kwargs.get("peft_config"))
 
 
 def ready_student(model, args: CROPConfig):

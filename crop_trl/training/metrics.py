@@ -9,6 +9,7 @@ from transformers.trainer_utils import has_length
 
 from ..methods.divergence import residual_mass
 from ..models.distributed import RunningMeans
+from ..models.sampling import SameDraws
 from .loss import LossTerms
 from .update import MicroBatch
 
@@ -18,6 +19,7 @@ class StepMetrics:
 
     def _start_metrics(self) -> None:
         self._means = {"train": RunningMeans(), "eval": RunningMeans()}
+        self._evaluation_draws = SameDraws()
         self._warned_of_zeros = False
         # By step and reward function: for each problem of an evaluation the rewards of its responses.
         self.evaluated_rewards: dict[int, dict[str, list[list[float]]]] = {}
