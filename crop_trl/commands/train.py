@@ -51,7 +51,8 @@ def main(argv: list[str] | None = None) -> None:
     if args.train:
         if args.eval_on_start and trainer.accelerator.is_main_process:
             print(f"Evaluating the student on {len(trainer.eval_dataset)} held-out problems, then training.")
-        with told(SaveError):
+        again = "Interrupted; `--resume_from_checkpoint true` goes on from the last checkpoint, if one was written."
+        with told(SaveError, interrupted=again):
             if trainer.accelerator.is_main_process:
                 save_template(args.output_dir, script.prompt_template)
             trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)

@@ -21,7 +21,7 @@ COMMANDS = frozenset(
     "triangleright trianglerighteq tt twoheadleftarrow twoheadrightarrow".split()
 )
 # After a line break the rest of these may be a word, a name or the number of an item.
-WORDS = frozenset("ne ni nu neg nmid nless nprec nsim natural nexists nparallel newline nsubset nsupset".split())
+WORDS = frozenset("ne ni not nu neg nmid nless nprec nsim natural nexists nparallel newline nsubset nsupset".split())
 # After a tab outside a formula these begin a word or a cell.
 CELLS = frozenset("tt to tan top tag tiny text".split())
 _EATEN = re.compile("([\n\t\b\f\r])([A-Za-z]+)")
@@ -103,8 +103,10 @@ def mend_problem(text: str) -> str:
 
     def back(match: re.Match) -> str:
         command = ESCAPES[match[1]] + match[2]
-        cell = command in CELLS and not _in_math(match.string[: match.start()])
-        return f"\\{command}" if command in COMMANDS - WORDS and not cell else match[0]
+        before = match.string[: match.start()]
+        # A backslash before it ended a row: with one more, that would be lost.
+        doubtful = (command in CELLS and not _in_math(before)) or before.endswith("\\")
+        return f"\\{command}" if command in COMMANDS - WORDS and not doubtful else match[0]
 
     return _EATEN.sub(back, text)
 

@@ -134,6 +134,7 @@ def test_rows_and_cells_are_no_commands():
         assert mended == text and broken
     eaten = "Solve $\\begin{cases} r=2\\\theta=3\\end{cases}$."  # the row's end, and a tab that was a command
     assert mend(eaten, r"Solve $r=2, \theta=3$.", {"theta", "begin", "end"})[2] == ["theta"]
+    assert mend_problem(eaten) == eaten and mend_problem("It is\not so") == "It is\not so"
     for problem in ("Time table:\ns\tt\n1\t2", "1.\tan apple", "From\to", "Find\top", "(a)\tag"):
         assert mend_problem(problem) == problem
     table = "Values:\n1\tan angle"
