@@ -1,25 +1,20 @@
 """Accuracy over the share of tokens that is kept: the two panels of the paper's figure on budget sensitivity."""
 
 import csv
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from ..evaluation.metrics import runs_interval
+from ..evaluation.tables import HARD_SELECTORS
 from ..files import read_object
 from ..methods import METHODS
 from ..training.results import FILE, RunResult
 from .chart import COLOURS, INK, MARKERS, QUIET, RULE, caption, new_figure, save, tidy
 
 BASE, OPD = "base", "opd"
-HARD_SELECTORS = ("entropy", "tip", "ta-opd")
-# 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom.
-_T = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
-    *(2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
-)
 
 
 @dataclass(frozen=True)
@@ -71,13 +66,7 @@ class BudgetCurves:
 
 
 def _point(values: Sequence[float]) -> Point:
-    values = np.asarray(values, dtype=float)
-    mean, n = float(values.mean()), len(values)
-    if n < 2:
-        return Point(mean, None, n)
-    t = _T[n - 2] if n - 2 < len(_T) else 1.96
-    half = t * float(values.std(ddof=1)) / math.sqrt(n)
-    return Point(mean, (mean - half, mean + half), n)
+    return Point(float(np.mean(values)), runs_interval(values), len(values))
 
 
 def _difference(ours: list[StudentAccuracy], theirs: list[StudentAccuracy]) -> Point:

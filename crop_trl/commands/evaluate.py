@@ -12,6 +12,7 @@ A run that was interrupted goes on when the same command is given again.
 
 import argparse
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,6 +43,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--benchmark", nargs="+", default=[], help="NAME, NAME=FILE or a JSONL file")
     parser.add_argument("--output", metavar="DIR", help="folder of the run, or for --compare of the tables")
     parser.add_argument("--clean", metavar="FILE", help="clean_ids.json of an audit: adds NAME-Clean to the tables")
+    parser.add_argument(
+        "--average",
+        choices=run.AVERAGES,
+        help="whether Avg. counts clean subsets, such as MATH-500-Clean, or the benchmarks they were taken from; by "
+        "default what the run has counted, and at first clean",
+    )
     parser.add_argument("--reference", metavar="NAME", help="the run that --compare subtracts; by default the first")
     parser.add_argument("--label", help="name of the run in tables")
     parser.add_argument("--training_run", metavar="DIR", help="the trainer's output folder, for the diagnostics")
@@ -140,14 +147,14 @@ def evaluate(args: argparse.Namespace) -> None:
     plan.check()
     run.check_pass_k(args.pass_k, plan.benchmarks)
     run.generate(plan, lambda: make_sampler(args, decoding))
-    report(run.evaluate(plan, args.pass_k), plan.output)
+    report(run.evaluate(plan, args.pass_k, args.average or "clean"), plan.output)
 
 
 def regrade(args: argparse.Namespace) -> None:
     """Grade the generations of a run again."""
     loaded = load_benchmarks(args) if args.benchmark else run.stored_benchmarks(args.regrade)
     loaded += [] if args.benchmark else benchmarks.clean_subsets(args.clean, loaded)
-    report(run.regrade(args.regrade, loaded, args.pass_k), Path(args.regrade))
+    report(run.regrade(args.regrade, loaded, args.pass_k, args.average), Path(args.regrade))
 
 
 def report(results: dict, folder: Path) -> None:
@@ -158,21 +165,29 @@ def report(results: dict, folder: Path) -> None:
 
 
 def compare(args: argparse.Namespace) -> None:
-    """Tables of several runs side by side."""
-    runs = {}
+    """Tables of several runs side by side, those of several settings joined."""
+    given = []
     for item in args.compare:
         name, _, folder = item.rpartition("=")
         results = run.load_results(folder)
-        name = name or results.get("label") or Path(folder).name
+        given.append((results.get("setting"), name or results.get("label") or Path(folder).name, results))
+    numbers = Counter(setting for setting, *_ in given)
+    joined = None not in numbers and min(numbers.values()) > 1  # or they are compared across settings
+    settings: dict[str | None, dict[str, dict]] = {}
+    for setting, name, results in given:
+        runs = settings.setdefault(setting if joined else None, {})
         if name in runs:
             raise ValueError(f"`--compare` has two runs named {name!r}; name them, as in NAME=DIR.")
         runs[name] = results
-    text = tables.comparison_markdown(runs, args.reference)
+    average = args.average or run.average_of(given[0][2])
+    text = tables.comparison_markdown(settings, args.reference, average)
     if args.output:
         folder = Path(args.output)
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "comparison.md", text)
-        write_json(folder / "comparison.json", tables.comparison(runs, args.reference))
+        compared = {setting: tables.comparison(runs, args.reference, average) for setting, runs in settings.items()}
+        # One setting, as most have, needs no name.
+        write_json(folder / "comparison.json", compared if len(compared) > 1 else next(iter(compared.values())))
     print(text)
 
 

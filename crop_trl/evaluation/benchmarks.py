@@ -47,7 +47,7 @@ NAMED: dict[str, Source] = {
     "AMC23": Source("math-ai/amc23"),
     "MATH-500": Source("HuggingFaceH4/MATH-500", samples=4, base_seed=5000),
 }
-CLEAN = "-Clean"
+CLEAN, MATH_500 = "-Clean", "MATH-500"
 
 
 @dataclass(frozen=True)
@@ -140,11 +140,11 @@ def load_benchmark(spec: str, samples: int | None = None, base_seed: int | None 
     if not file and spec.endswith((".jsonl", ".json")):
         name, file = Path(spec).stem, spec
     canonical = {known.lower(): known for known in NAMED}
-    whole = name[: -len(CLEAN)] if name.lower() == ("MATH-500" + CLEAN).lower() else name
+    whole = name[: -len(CLEAN)] if name.lower() == (MATH_500 + CLEAN).lower() else name
     whole = canonical.get(whole.lower(), whole)
-    clean = len(name) != len(whole) or name.lower().endswith(CLEAN.lower()) and whole == "MATH-500"
+    clean = len(name) != len(whole) or name.lower().endswith(CLEAN.lower()) and whole == MATH_500
     if not file and whole not in NAMED:
-        known = ", ".join([*NAMED, "MATH-500" + CLEAN])
+        known = ", ".join([*NAMED, MATH_500 + CLEAN])
         raise ValueError(f"`--benchmark` {spec!r} is unknown: choose {known}, NAME=FILE or a JSONL file.")
     source = NAMED.get(whole, Source(None))
     examples = _read(whole, source, file)
@@ -160,8 +160,8 @@ def load_benchmark(spec: str, samples: int | None = None, base_seed: int | None 
     )
     if not clean:
         return benchmark
-    subset = without(benchmark, MATH_500_OVERLAPS)
-    if len(benchmark.examples) - len(subset.examples) != len(MATH_500_OVERLAPS):
+    subset = math_500_clean(benchmark)
+    if subset is None:
         raise ValueError(
             f"`--benchmark` {spec!r} needs problems with MATH-500's `unique_id`, which these rows do not have; use the "
             "hub dataset, or --clean with ids of your own."
@@ -199,10 +199,27 @@ def without(benchmark: Benchmark, ids: Sequence[str] | frozenset[str]) -> Benchm
     )
 
 
+def math_500_clean(benchmark: Benchmark) -> Benchmark | None:
+    """MATH-500 without the eight problems of the paper's audit, `None` for rows that do not say which these are."""
+    subset = without(benchmark, MATH_500_OVERLAPS)
+    known = len(benchmark.examples) - len(subset.examples) == len(MATH_500_OVERLAPS)
+    return subset if known and subset.examples else None
+
+
 def clean_subsets(file: str | None, loaded: Sequence[Benchmark]) -> list[Benchmark]:
-    """What an audit (`clean_ids.json`) left of each benchmark. Raises `ValueError` for an audit of other files."""
-    if not file:
-        return []
+    """
+    What an audit (`clean_ids.json`) left of each benchmark, and the paper's of MATH-500 where neither it nor the caller
+    has one. Raises `ValueError` for an audit of other files.
+    """
+    subsets = _audited(file, loaded) if file else []
+    names = {benchmark.name for benchmark in (*loaded, *subsets)}
+    whole = next((benchmark for benchmark in loaded if benchmark.name == MATH_500), None)
+    if whole is not None and MATH_500 + CLEAN not in names and (subset := math_500_clean(whole)):
+        subsets.append(subset)
+    return subsets
+
+
+def _audited(file: str, loaded: Sequence[Benchmark]) -> list[Benchmark]:
     if not Path(file).is_file():
         raise FileNotFoundError(f"`--clean` {file!r} does not exist; the audit writes it once it has verdicts.")
     clean = read_object(file, "give the clean_ids.json of an audit")

@@ -75,6 +75,16 @@ def average_interval(means: Sequence[float], intervals: Sequence[Interval]) -> I
     return average - below, average + above
 
 
+def runs_interval(values: Sequence[float], level: float = 0.95) -> Interval | None:
+    """Student's interval of a mean over training runs, `None` for a single one."""
+    n = len(values)
+    if n < 2:
+        return None
+    half = -float(stdtrit(n - 1, (1 - level) / 2)) * float(np.std(values, ddof=1)) / math.sqrt(n)
+    mean = float(np.mean(values))
+    return mean - half, mean + half
+
+
 @dataclass(frozen=True)
 class Comparison:
     """One run minus another on the same `problems`: the difference of their means, or of Avg. over several benchmarks,

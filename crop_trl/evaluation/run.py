@@ -1,7 +1,7 @@
 """An evaluation run: generate what is missing, grade what is there, sum up."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -197,12 +197,23 @@ def score(
     }
 
 
-def averaged(names: Sequence[str]) -> list[str]:
-    """The benchmarks that enter Avg.: a clean subset takes the place of the whole."""
-    return [name for name in names if name + CLEAN not in names]
+AVERAGES = ("clean", "whole")
 
 
-def evaluate(plan: Plan, pass_k: Sequence[int] = ()) -> dict[str, Any]:
+def averaged(names: Sequence[str], average: str = "clean") -> list[str]:
+    """The benchmarks that enter Avg.: of one that has a clean subset the subset, or with `whole` all of it."""
+    if average == "clean":
+        return [name for name in names if name + CLEAN not in names]
+    return [name for name in names if not (name.endswith(CLEAN) and name.removesuffix(CLEAN) in names)]
+
+
+def average_of(results: Mapping[str, Any]) -> str:
+    """What a run's Avg. counts, `clean` or `whole`."""
+    names = results.get("averaged", ())
+    return "whole" if any(name + CLEAN in results["benchmarks"] for name in names) else "clean"
+
+
+def evaluate(plan: Plan, pass_k: Sequence[int] = (), average: str = "clean") -> dict[str, Any]:
     """Grade all generations of a run and write `results.json`."""
     results: dict[str, Any] = {
         "model": plan.model,
@@ -214,12 +225,12 @@ def evaluate(plan: Plan, pass_k: Sequence[int] = ()) -> dict[str, Any]:
     }
     for benchmark in plan.benchmarks:
         results["benchmarks"][benchmark.name] = score(benchmark, plan.store(benchmark).read(), pass_k)
-    return finish(results, plan.output)
+    return finish(results, plan.output, average)
 
 
-def finish(results: dict[str, Any], output: Path) -> dict[str, Any]:
+def finish(results: dict[str, Any], output: Path, average: str) -> dict[str, Any]:
     """Add Avg. and write `results.json`."""
-    names = averaged(list(results["benchmarks"]))
+    names = averaged(list(results["benchmarks"]), average)
     means = [results["benchmarks"][name]["mean"] for name in names]
     results["averaged"] = names
     results["average"] = float(np.mean(means))
@@ -230,7 +241,9 @@ def finish(results: dict[str, Any], output: Path) -> dict[str, Any]:
     return results
 
 
-def regrade(output: str | Path, benchmarks: Sequence[Benchmark] = (), pass_k: Sequence[int] = ()) -> dict[str, Any]:
+def regrade(
+    output: str | Path, benchmarks: Sequence[Benchmark] = (), pass_k: Sequence[int] = (), average: str | None = None
+) -> dict[str, Any]:
     """Grade a finished run again, without a model: after a change of answers, say, or for a clean subset."""
     folder = Path(output)
     names = stored_names(folder)
@@ -256,7 +269,7 @@ def regrade(output: str | Path, benchmarks: Sequence[Benchmark] = (), pass_k: Se
                 f"{str(folder)!r} holds no generations of {benchmark.store!r}, only of {', '.join(names)}."
             )
         results["benchmarks"][benchmark.name] = score(benchmark, store.read(), pass_k)
-    return finish(results, folder)
+    return finish(results, folder, average or average_of(stored))
 
 
 def stored_benchmarks(output: str | Path) -> list[Benchmark]:

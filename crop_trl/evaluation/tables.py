@@ -1,18 +1,27 @@
 """Results as Markdown: one run, and the paper's tables for several."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
 import numpy as np
 
 from ..text import markdown_table
-from .metrics import compare
+from .benchmarks import CLEAN
+from .metrics import compare, runs_interval
 from .run import averaged
+
+# What the paper calls hard selectors, but for its own.
+HARD_SELECTORS = ("entropy", "tip", "ta-opd")
+Results = Mapping[str, Any]  # the content of a `results.json`
 
 
 def percent(value: float | None, digits: int = 2) -> str:
-    """A share as the paper prints it, without the sign."""
-    return "-" if value is None else f"{100 * value:.{digits}f}"
+    """A share as the paper's main table prints it, without the sign: halves go up, and 98 of 320 is 30.63."""
+    if value is None:
+        return "-"
+    exact = Decimal(str(round(100 * value, 9)))  # 30.625, where the float may lie a hair below it
+    return str(exact.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
 
 
 def _interval(interval: list[float] | tuple[float, float]) -> str:
@@ -83,68 +92,159 @@ def diagnostics_table(runs: Mapping[str, Mapping[str, Any]]) -> str:
     return markdown_table(header, rows, right=True)
 
 
-def _bold_maxima(values: list[list[float]]) -> list[list[str]]:
+def bold_maxima(values: Sequence[Sequence[float | None]]) -> list[list[str]]:
     """Shares as text, the largest of each column marked, ties included, as the paper does."""
     texts = [[percent(value) for value in row] for row in values]
-    best = [percent(max(column)) for column in zip(*values)]
-    return [[f"**{text}**" if text == top else text for text, top in zip(row, best)] for row in texts]
+    best = [percent(max((value for value in column if value is not None), default=None)) for column in zip(*values)]
+    return [[f"**{t}**" if t == top != "-" else t for t, top in zip(row, best)] for row in texts]
 
 
-def comparison(runs: Mapping[str, Mapping[str, Any]], reference: str | None = None) -> dict[str, Any]:
+def shared_benchmarks(runs: Iterable[Results]) -> list[str]:
+    """The benchmarks that all runs have. Raises `ValueError` for none, or other problems or numbers of samples."""
+    runs = list(runs)
+    shared = [name for name in runs[0]["benchmarks"] if all(name in results["benchmarks"] for results in runs)]
+    if not shared:
+        raise ValueError("`--compare`: the runs share no benchmark; evaluate them on the same ones.")
+    for name in shared:
+        kinds = {(r["benchmarks"][name]["samples"], r["benchmarks"][name]["problems"]) for r in runs}
+        if len(kinds) > 1:
+            raise ValueError(
+                f"`--compare`: the runs differ in samples or problems of {name!r} ({sorted(kinds)}); evaluate them "
+                "alike."
+            )
+    return shared
+
+
+def main_table(runs: Sequence[Results], average: str = "clean") -> str:
+    """
+    The paper's main table: a row for each `label` of each `setting`, the best of a setting in bold; below it how far
+    CROP is above the strongest others.
+
+    Args:
+        runs (sequence of mappings):
+            Contents of `results.json`. Of those, `label`, `setting` and `benchmarks` are read, and `training` for the
+            method, where it has one. Runs of one label and setting are training seeds: their mean is shown, and after
+            Avg. its 95 % interval.
+        average (`str`, *optional*, defaults to `"clean"`):
+            Whether Avg. counts clean subsets (`"clean"`) or the benchmarks that they were taken from (`"whole"`).
+
+    Returns:
+        `str`: Markdown.
+    """
+    shared = shared_benchmarks(runs)
+    counted, first = averaged(shared, average), runs[0]["benchmarks"]
+    settings = list(dict.fromkeys(results.get("setting") for results in runs))
+    several = len(settings) > 1
+    header = [*(["Setting"] if several else []), "Method", "Avg."]
+    for name in shared:
+        header += [f"{name} {kind}@{first[name]['samples']}" for kind in ("Mean", "Pass")]
+    rows, lines = [], []
+    for setting in settings:
+        groups: dict[str, list[Results]] = {}
+        for results in runs:
+            if results.get("setting") == setting:
+                groups.setdefault(results["label"], []).append(results)
+        averages = {label: [_average(results, counted) for results in group] for label, group in groups.items()}
+        values = [
+            [
+                float(np.mean(averages[label])),
+                *(np.mean([r["benchmarks"][b][key] for r in group]) for b in shared for key in ("mean", "pass")),
+            ]
+            for label, group in groups.items()
+        ]
+        for label, texts in zip(groups, bold_maxima(values)):
+            if interval := runs_interval(averages[label]):
+                texts[0] += f" ({_interval(interval)})"
+            rows.append([*([setting] if several else []), label, *texts])
+        methods = {label: _method(group[0]) for label, group in groups.items()}
+        above = _above_the_strongest(methods, {label: float(np.mean(a)) for label, a in averages.items()})
+        lines += [f"Setting {setting}: {line}" if several else line for line in above]
+    return "\n".join([markdown_table(header, rows, right=True), _caption(shared, counted, first), *lines])
+
+
+def _average(results: Results, counted: Sequence[str]) -> float:
+    return float(np.mean([results["benchmarks"][name]["mean"] for name in counted]))
+
+
+def _method(results: Results) -> str:
+    return (results.get("training") or {}).get("method") or results["label"].lower()
+
+
+def _caption(shared: Sequence[str], counted: Sequence[str], benchmarks: Mapping[str, Any]) -> str:
+    sizes = ", ".join(f"{name} ({benchmarks[name]['problems']} problems)" for name in counted)
+    lines = [f"Avg. is the mean of the unrounded Means of {sizes}; the largest value of a column is bold."]
+    others = [name for name in shared if name not in counted]
+    if others:
+        other = "whole" if others[0] + CLEAN in counted else "clean"
+        lines.append(f"`--average {other}` counts {' and '.join(others)} instead.")
+    return " ".join(lines) + "\n"
+
+
+def _above_the_strongest(methods: Mapping[str, str], averages: Mapping[str, float]) -> list[str]:
+    """How far each row of `crop` is above the best row of another method, and of another hard selector."""
+    lines = []
+    others = [label for label, method in methods.items() if not method.startswith("crop")]
+    for label in (label for label, method in methods.items() if method == "crop"):
+        parts = []
+        for kind, rivals in (
+            ("method", others),
+            ("hard selector", [other for other in others if methods[other] in HARD_SELECTORS]),
+        ):
+            if best := max(rivals, key=averages.__getitem__, default=None):
+                parts.append(f"{100 * (averages[label] - averages[best]):+.2f} over the strongest other {kind}, {best}")
+        if parts:
+            lines.append(f"{label} {'; '.join(parts)} (points of Avg.; the strongest was chosen on these numbers).\n")
+    return lines
+
+
+def comparison(runs: Mapping[str, Results], reference: str | None = None, average: str = "clean") -> dict[str, Any]:
     """Several runs beside each other, on the benchmarks that all have, with paired tests against one of them."""
     names = list(runs)
     if len(names) < 2:
         raise ValueError(f"`--compare` has one run, {names[0]!r}; give at least two, as in NAME=DIR NAME=DIR.")
     reference = names[0] if reference is None else reference
     if reference not in runs:
-        raise ValueError(f"`--reference` {reference!r} is none of the runs {', '.join(names)}.")
-    first = runs[names[0]]["benchmarks"]
-    shared = averaged([name for name in first if all(name in results["benchmarks"] for results in runs.values())])
-    if not shared:
-        raise ValueError("`--compare`: the runs share no benchmark; evaluate them on the same ones.")
-    for name in shared:
-        kinds = {(r["benchmarks"][name]["samples"], r["benchmarks"][name]["problems"]) for r in runs.values()}
-        if len(kinds) > 1:
-            raise ValueError(
-                f"`--compare`: the runs differ in samples or problems of {name!r} ({sorted(kinds)}); evaluate them "
-                "alike."
-            )
-
-    out: dict[str, Any] = {"reference": reference, "benchmarks": shared, "runs": {}}
+        raise ValueError(f"`--reference` {reference!r} is none of the runs {', '.join(names)}; give one of them.")
+    shared = shared_benchmarks(runs.values())
+    counted = averaged(shared, average)
+    out: dict[str, Any] = {"reference": reference, "benchmarks": shared, "averaged": counted, "runs": {}}
     for name, results in runs.items():
-        entry: dict[str, Any] = {"average": float(np.mean([results["benchmarks"][b]["mean"] for b in shared]))}
+        entry: dict[str, Any] = {"average": _average(results, counted)}
         if name != reference:
             own, other = ({b: r["benchmarks"][b]["verdicts"] for b in shared} for r in (results, runs[reference]))
-            entry["difference"] = vars(compare(own, other))
+            entry["difference"] = vars(compare(*({b: side[b] for b in counted} for side in (own, other))))
             entry["differences"] = {b: vars(compare({b: own[b]}, {b: other[b]})) for b in shared}
         out["runs"][name] = entry
     return out
 
 
-def comparison_markdown(runs: Mapping[str, Mapping[str, Any]], reference: str | None = None) -> str:
-    """The paper's main table, its differences, and its diagnostics for several runs."""
-    compared = comparison(runs, reference)
-    shared, reference = compared["benchmarks"], compared["reference"]
-    header = ["Method", "Avg."]
-    for name in shared:
-        k = next(iter(runs.values()))["benchmarks"][name]["samples"]
-        header += [f"{name} Mean@{k}", f"{name} Pass@{k}"]
-    values = [
-        [compared["runs"][run]["average"], *(results["benchmarks"][b][key] for b in shared for key in ("mean", "pass"))]
-        for run, results in runs.items()
+def comparison_markdown(
+    settings: Mapping[str | None, Mapping[str, Results]], reference: str | None = None, average: str = "clean"
+) -> str:
+    """The main table over all settings; then for each setting (to its runs by name) differences and diagnostics."""
+    compared = {setting: comparison(runs, reference, average) for setting, runs in settings.items()}
+    named = [
+        {**results, "label": name, "setting": setting}
+        for setting, runs in settings.items()
+        for name, results in runs.items()
     ]
-    texts = _bold_maxima(values)
-    lines = [
-        "## Results (%)",
-        "",
-        markdown_table(header, [[run, *row] for run, row in zip(runs, texts)], right=True),
-        f"Avg. is the mean of the unrounded Means of {', '.join(shared)}; the largest value of a column is bold.\n",
-        f"## Differences against {reference} (points)",
-        "",
-    ]
+    lines = ["## Results (%)", "", main_table(named, average)]
+    for setting, runs in settings.items():
+        where = f", setting {setting}" if len(settings) > 1 else ""
+        against = compared[setting]["reference"]
+        lines += [f"## Differences against {against} (points){where}", "", _differences(compared[setting])]
+        templates = {run: results.get("prompt_template") for run, results in runs.items()}
+        if len(set(templates.values()) - {None}) > 1:
+            said = "; ".join(f"{run} `{_one_line(template)}`" for run, template in templates.items() if template)
+            lines.append(f"The runs were asked with different prompts: {said}.\n")
+        lines += [f"## Diagnostics{where}", "", diagnostics_table(runs)]
+    return "\n".join(lines)
+
+
+def _differences(compared: Mapping[str, Any]) -> str:
     rows = []
     for run, entry in compared["runs"].items():
-        if run == reference:
+        if run == compared["reference"]:
             continue
         row = [run]
         for difference in (entry["difference"], *entry["differences"].values()):
@@ -153,14 +253,7 @@ def comparison_markdown(runs: Mapping[str, Mapping[str, Any]], reference: str | 
                 f"{100 * difference['difference']:+.2f} ({low:+.1f} to {high:+.1f}), p = {difference['p_value']:.3g}"
             )
         rows.append(row)
-    lines.append(markdown_table(["Method", "Avg.", *shared], rows, right=True))
-    lines.append(
-        "In brackets: 95 % intervals over problems; p: two-sided paired permutation test over problems. "
+    return markdown_table(["Method", "Avg.", *compared["benchmarks"]], rows, right=True) + (
+        "\nIn brackets: 95 % intervals over problems; p: two-sided paired permutation test over problems. "
         "Both are about these checkpoints, not about other training seeds.\n"
     )
-    templates = {run: results.get("prompt_template") for run, results in runs.items()}
-    if len(set(templates.values()) - {None}) > 1:
-        said = "; ".join(f"{run} `{_one_line(template)}`" for run, template in templates.items() if template)
-        lines.append(f"The runs were asked with different prompts: {said}.\n")
-    lines += ["## Diagnostics", "", diagnostics_table(runs)]
-    return "\n".join(lines)

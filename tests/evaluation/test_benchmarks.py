@@ -7,7 +7,7 @@ import datasets
 import pytest
 
 from crop_trl.evaluation import benchmarks
-from crop_trl.evaluation.benchmarks import MATH_500_OVERLAPS, example_from_row, load_benchmark, without
+from crop_trl.evaluation.benchmarks import MATH_500_OVERLAPS, clean_subsets, example_from_row, load_benchmark, without
 
 
 def write(path: Path, rows: list[dict]) -> Path:
@@ -36,6 +36,20 @@ def test_clean_subset_leaves_out_the_eight_and_shares_generations(math500):
     assert (whole.name, clean.name) == ("MATH-500", "MATH-500-Clean")
     assert [example.id for example in clean.examples] == ["m8", "m9"]
     assert whole.store == clean.store == "MATH-500" and whole.seeds == clean.seeds
+
+
+def test_math_500_brings_its_clean_subset(math500, tmp_path):
+    whole = load_benchmark(f"MATH-500={math500}")
+    (clean,) = clean_subsets(None, [whole])
+    assert (clean.name, [example.id for example in clean.examples]) == ("MATH-500-Clean", ["m8", "m9"])
+    # Not where it is named as well, or comes from an audit, or cannot be told.
+    assert clean_subsets(None, [whole, clean]) == [] and clean_subsets(None, [clean]) == []
+    audit = tmp_path / "clean_ids.json"
+    audit.write_text(json.dumps({"MATH-500": ["m1", "m9"]}))
+    (clean,) = clean_subsets(str(audit), [whole])
+    assert [example.id for example in clean.examples] == ["m1", "m9"]
+    bare = load_benchmark(f"MATH-500={write(tmp_path / 'x.jsonl', [{'problem': 'p', 'answer': '1'}])}")
+    assert clean_subsets(None, [bare]) == []
 
 
 def test_clean_subset_needs_the_ids(tmp_path):

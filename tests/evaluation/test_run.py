@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from crop_trl.commands import evaluate
+from crop_trl.evaluation.benchmarks import MATH_500_OVERLAPS
 from crop_trl.evaluation.run import load_results, score, stored_benchmarks, training_diagnostics
 from crop_trl.evaluation.store import Generation, Store, drawing_in, pending_chunks
 from crop_trl.prompts import TEMPLATE_FILE, save_template
@@ -141,6 +142,32 @@ def test_server_run_regrade_and_compare(benchmark, tmp_path):
     assert "| after | **100.00** | **100.00** | **100.00** |" in done.stdout
     table = json.loads((tmp_path / "both" / "comparison.json").read_text())
     assert table["reference"] == "before" and table["runs"]["after"]["difference"]["p_value"] < 0.01
+
+
+def test_one_evaluation_gives_math_500_whole_and_clean(tmp_path):
+    ids = [*sorted(MATH_500_OVERLAPS), "test/algebra/1.json", "test/algebra/2.json"]
+    rows = [{"unique_id": id, "problem": f"What is {n} + 0?", "answer": str(n)} for n, id in enumerate(ids)]
+    file, folder = tmp_path / "math.jsonl", tmp_path / "run"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    server = ChatServer(lambda request: f"\\boxed{{{min(sum_of(request), 8)}}}")  # wrong on the last
+    done = run("--model", "toy", "--sampler", "server", "--server_url", server.url, "--benchmark", f"MATH-500={file}",
+               "--output", folder)  # fmt: skip
+    server.close()
+    assert done.returncode == 0, done.stderr
+    assert len(server.requests) == 4 * len(rows)
+    results = load_results(folder)
+    assert {name: row["mean"] for name, row in results["benchmarks"].items()} == {
+        "MATH-500": 0.9,
+        "MATH-500-Clean": 0.5,
+    }
+    assert results["average"] == 0.5 and "Means of MATH-500-Clean." in done.stdout
+    # The other Avg. needs no model; grading once more keeps it, and so do tables of several runs.
+    for arguments in (["--average", "whole"], []):
+        done = run("--regrade", folder, *arguments)
+        assert load_results(folder)["average"] == 0.9 and "Means of MATH-500." in done.stdout, done.stderr
+    for arguments, said in (([], "MATH-500 (10 problems)"), (["--average", "clean"], "MATH-500-Clean (2 problems)")):
+        done = run("--compare", f"a={folder}", f"b={folder}", *arguments)
+        assert f"Means of {said}; the largest" in done.stdout, done.stderr
 
 
 def test_the_prompt_wrapper_comes_with_the_model(benchmark, tmp_path):

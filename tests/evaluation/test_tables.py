@@ -1,0 +1,141 @@
+"""The paper's tables, rebuilt from counts: every number that it prints has to come out."""
+
+import pytest
+
+from crop_trl.evaluation.run import average_of, averaged
+from crop_trl.evaluation.tables import bold_maxima, comparison_markdown, main_table, percent
+
+BENCHMARKS = {"AIME24": (30, 8), "AIME25": (30, 8), "AMC23": (40, 8), "MATH-500": (500, 4)}
+# Avg., then Mean and Pass on each benchmark, as printed in table "Main results".
+PRINTED = {
+    "A": {
+        "Base": "21.00 2.92 13.33 2.08 6.67 26.56 62.50 52.45 72.80",
+        "Pure OPD": "23.82 4.17 13.33 3.33 13.33 30.63 62.50 57.15 76.40",
+        "IW-OPD": "24.51 3.75 10.00 3.75 13.33 33.13 65.00 57.40 75.40",
+        "Dense CREDIT": "25.10 4.17 20.00 4.17 16.67 34.06 65.00 58.00 74.60",
+        "Entropy": "23.55 4.17 23.33 3.33 13.33 29.06 60.00 57.65 77.60",
+        "TIP": "23.78 4.58 20.00 2.92 10.00 30.94 65.00 56.70 75.80",
+        "TA-OPD": "25.37 5.42 20.00 2.92 10.00 33.75 67.50 59.40 78.00",
+        "CROP": "26.78 8.33 23.33 3.75 10.00 35.00 67.50 60.05 78.20",
+    },
+    "B": {
+        "Base": "48.58 24.17 46.67 24.58 33.33 63.75 85.00 81.80 81.80",
+        "Pure OPD": "48.90 22.92 43.33 20.00 30.00 69.38 90.00 83.30 89.60",
+        "IW-OPD": "51.16 27.50 50.00 22.50 43.33 71.25 92.50 83.40 91.80",
+        "Dense CREDIT": "50.19 22.08 40.00 21.67 33.33 75.00 85.00 82.00 82.00",
+        "Entropy": "50.71 24.17 36.67 22.08 36.67 71.88 85.00 84.70 90.60",
+        "TIP": "50.31 24.17 40.00 21.67 40.00 70.63 92.50 84.80 92.60",
+        "TA-OPD": "50.68 23.75 40.00 24.58 50.00 71.25 92.50 83.15 92.00",
+        "CROP": "52.13 27.92 50.00 24.58 50.00 72.19 92.50 83.85 92.40",
+    },
+}
+
+
+def counts(printed: str, problems: int, samples: int) -> tuple[int, int]:
+    """The right answers and the problems with one that round to what is printed."""
+    mean, passed = map(float, printed.split())
+    return round(mean * problems * samples / 100), round(passed * problems / 100)
+
+
+def results(setting: str, label: str, numbers: str, extra: dict | None = None) -> dict:
+    columns, found = numbers.split()[1:], {}
+    for place, (name, (problems, samples)) in enumerate(BENCHMARKS.items()):
+        right, solved = counts(" ".join(columns[2 * place : 2 * place + 2]), problems, samples)
+        mean, passed = right / (problems * samples), solved / problems
+        found[name] = {"problems": problems, "samples": samples, "mean": mean, "pass": passed}
+    return {"setting": setting, "label": label, "benchmarks": {**found, **(extra or {})}}
+
+
+def shown(table: str) -> list[list[str]]:
+    return [
+        [cell.strip() for cell in line.replace("*", "").strip("|").split("|")]
+        for line in table.splitlines()
+        if "|" in line
+    ]
+
+
+def test_the_papers_main_table_comes_out_of_its_counts():
+    runs = [results(setting, *row) for setting, rows in PRINTED.items() for row in rows.items()]
+    table = main_table(runs)
+    header, _, *rows = shown(table)
+    assert header == ["Setting", "Method", "Avg."] + [
+        f"{name} {kind}@{samples}" for name, (_, samples) in BENCHMARKS.items() for kind in ("Mean", "Pass")
+    ]
+    assert rows == [
+        [setting, label, *numbers.split()] for setting, block in PRINTED.items() for label, numbers in block.items()
+    ]
+    # Marked are the paper's maxima, ties included, for each setting.
+    assert "| A | CROP | **26.78** | **8.33** | **23.33** | 3.75 | 10.00 | **35.00** | **67.50** | **60.05** |" in table
+    assert "| B | TIP | 50.31 | 24.17 | 40.00 | 21.67 | 40.00 | 70.63 | **92.50** | **84.80** | **92.60** |" in table
+    assert "Setting A: CROP +1.41 over the strongest other method, TA-OPD; +1.41 over the strongest other hard" in table
+    # The paper's 1.42 is the difference of two rounded numbers.
+    assert "Setting B: CROP +0.97 over the strongest other method, IW-OPD; +1.43 over the strongest other" in table
+    assert "AIME24 (30 problems), AIME25 (30 problems), AMC23 (40 problems), MATH-500 (500 problems);" in table
+
+
+def test_the_papers_numbers_are_those_of_500_problems():
+    """What docs/differences.md says: of 32 numbers on MATH-500, all can come out of 500 problems, one out of 492."""
+
+    def possible(number: str, total: int) -> bool:
+        near = round(float(number) * total / 100)
+        return any(percent(count / total) == number for count in range(near - 1, near + 2))
+
+    columns = [numbers.split()[7:] for block in PRINTED.values() for numbers in block.values()]
+    for problems, expected in ((500, 32), (492, 1)):
+        found = sum(possible(mean, 4 * problems) + possible(passed, problems) for mean, passed in columns)
+        assert found == expected
+
+
+def test_shares_round_like_the_papers():
+    for right, answers, printed in ((98, 320, "30.63"), (106, 320, "33.13"), (226, 320, "70.63"), (7, 240, "2.92")):
+        assert percent(right / answers) == printed
+    assert percent(1 / 3, 1) == "33.3" and percent(None) == "-" and percent(0.0) == "0.00" and percent(1.0) == "100.00"
+    assert bold_maxima([[0.5, None], [0.25, None], [0.5, 0.1]]) == [
+        ["**50.00**", "-"],
+        ["25.00", "-"],
+        ["**50.00**", "**10.00**"],
+    ]
+
+
+def test_avg_counts_the_clean_subset_or_the_whole():
+    clean = {"MATH-500-Clean": {"problems": 492, "samples": 4, "mean": 0.5, "pass": 0.75}}
+    run = results("A", "CROP", PRINTED["A"]["CROP"], clean)
+    names = list(run["benchmarks"])
+    assert averaged(names) == ["AIME24", "AIME25", "AMC23", "MATH-500-Clean"]
+    assert averaged(names, "whole") == list(BENCHMARKS)
+    assert averaged(["MATH-500-Clean"], "whole") == ["MATH-500-Clean"]
+    for choice in ("clean", "whole"):
+        assert average_of({**run, "averaged": averaged(names, choice)}) == choice
+    table = main_table([run])
+    # (20 / 240 + 9 / 240 + 112 / 320 + 0.5) / 4
+    assert shown(table)[2] == ["CROP", "24.27", *PRINTED["A"]["CROP"].split()[1:], "50.00", "75.00"]
+    assert "MATH-500-Clean (492 problems); " in table and "`--average whole` counts MATH-500 instead." in table
+    table = main_table([run], "whole")
+    assert shown(table)[2][1] == "26.78"
+    assert "MATH-500 (500 problems); " in table and "`--average clean` counts MATH-500-Clean instead." in table
+
+
+def test_seeds_of_one_row_are_averaged_with_their_interval():
+    runs = [results("A", "CROP", PRINTED["A"]["CROP"]) for _ in range(2)]
+    runs[1]["benchmarks"] = {name: {**row, "mean": row["mean"] + 0.01} for name, row in runs[1]["benchmarks"].items()}
+    row = shown(main_table(runs))[2]
+    # Student's t with one degree of freedom: 12.706 times half the distance.
+    assert row[:4] == ["CROP", "27.28 (20.9 to 33.6)", "8.83", "23.33"]
+
+
+def test_settings_are_joined_and_compared_each_by_itself():
+    settings = {
+        setting: {label: results(setting, label, numbers) for label, numbers in list(rows.items())[-2:]}
+        for setting, rows in PRINTED.items()
+    }
+    for runs in settings.values():
+        for result in runs.values():
+            for row in result["benchmarks"].values():
+                right = round(row["mean"] * row["problems"])
+                row |= {"verdicts": {str(n): [int(n < right)] for n in range(row["problems"])}}
+                row |= {"average_length": None, "format_failures": 0.0, "truncated": 0.0}
+    text = comparison_markdown(settings, "TA-OPD")
+    assert text.count("| Setting |") == 1 and "## Differences against TA-OPD (points), setting B" in text
+    assert "## Diagnostics, setting A" in text
+    with pytest.raises(ValueError, match="`--reference` 'Base' is none of the runs TA-OPD, CROP"):
+        comparison_markdown(settings, "Base")
