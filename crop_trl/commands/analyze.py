@@ -6,7 +6,8 @@
 
 A source is a rollout bank (of `crop-trl replay`), to which methods are applied, or the output folder of a run that was
 trained with `--selection_export_steps 1`. Several sources stand side by side; among kinds of tokens, methods of one
-name are counted together. Every figure comes with a JSON file that holds its numbers.
+name are counted together. Every figure comes with a JSON file that holds its numbers; accuracies over the budget
+come as Markdown tables too, the paper's among them.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import os
 from pathlib import Path
 
 from ..analysis.budget_curves import budget_curves, read_runs, save_budget_chart
+from ..analysis.budget_tables import budget_markdown
 from ..analysis.categories import load_word_lists
 from ..analysis.category_shares import category_shares, save_category_chart
 from ..analysis.chart import require_matplotlib, save_json
@@ -21,6 +23,7 @@ from ..analysis.entropy_ranks import BINS, TAIL, check_ranks, entropy_ranks, sav
 from ..analysis.heatmap import save_html, save_png
 from ..analysis.inspect import strongest_responses, table_heatmap
 from ..analysis.tokens import load_tokenizer, read_source
+from ..files import write_text
 from ..methods import SelectionSettings
 from ..methods.selector_file import register_selector
 from .errors import told
@@ -104,17 +107,14 @@ def analyze(args: argparse.Namespace, output: Path) -> list[str]:
 
 
 def draw_curves(args: argparse.Namespace, output: Path) -> list[str]:
-    """Accuracy over the budget; returns lines to print."""
-    curves = budget_curves(read_runs(args.results), args.method)
+    """Accuracy over the budget; returns what is to be printed."""
+    runs = read_runs(args.results)
+    curves = budget_curves(runs, args.method)
     save_json(curves.to_dict(), output / "budget_curves.json")
     save_budget_chart(curves, output / "budget_curves.png", args.note)
-    lines = []
-    for gain in curves.gains:
-        best, opd = gain.over_best, gain.over_opd
-        over = [f"{100 * best.accuracy:+.2f} over {gain.best}"] if best else []
-        over += [f"{100 * opd.accuracy:+.2f} over opd"] if opd else []
-        lines.append(f"{args.method} at {100 * gain.retention_ratio:g} %: {', '.join(over) or 'nothing beside it'}")
-    return lines
+    tables = budget_markdown(runs, args.method)
+    write_text(output / "budget_tables.md", tables)
+    return [tables]
 
 
 def main(argv: list[str] | None = None) -> None:

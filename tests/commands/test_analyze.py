@@ -171,7 +171,8 @@ def test_a_run_from_the_command_line(tmp_path, monkeypatch, capsys):
 def test_results_from_the_command_line(tmp_path, capsys):
     (tmp_path / "runs.csv").write_text("method,retention_ratio,accuracy\ncrop,0.2,0.5\ntip,0.2,0.4\nopd,,0.45\n")
     analyze.main(["--results", str(tmp_path / "runs.csv"), "--output", str(tmp_path / "out")])
-    assert "crop at 20 %: +10.00 over tip, +5.00 over opd" in capsys.readouterr().out
+    table = (tmp_path / "out/budget_tables.md").read_text()
+    assert table in capsys.readouterr().out and "| crop over tip | " in table and " +10.00 | " in table
     assert json.loads((tmp_path / "out/budget_curves.json").read_text())["gains"][0]["best"] == "tip"
 
 
