@@ -82,6 +82,21 @@ def random_score(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
     return torch.from_numpy(np.stack(draws)).to(ctx.loss_mask.device) if draws else ctx.loss_mask.double()
 
 
+def first_score(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
+    """The beginning of each response."""
+    return -ctx.loss_mask.cumsum(-1).float()
+
+
+def last_score(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
+    """The end of each response."""
+    return ctx.loss_mask.cumsum(-1).float()
+
+
+def least_likely_score(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
+    """What the student itself found least likely: -log S_old of the response token."""
+    return -signals["student/original"].sampled_logprobs
+
+
 def _normalized(value: torch.Tensor, name: str, ctx: SelectionContext) -> torch.Tensor:
     ctx.measures[name] = value
     return quantile_normalize(value, ctx.loss_mask, gather=ctx.gather)

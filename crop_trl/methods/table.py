@@ -93,6 +93,9 @@ METHODS: dict[str, Method] = {
     "pc-opd": Method(needs=("teacher/paraphrase",), score=scores.negative_surface_divergence),
     "crop-bottom": Method(needs=TEACHER_TRIPLET, score=scores.reversed_crop_score),
     "random": Method(score=scores.random_score),
+    "first": Method(score=scores.first_score),
+    "last": Method(score=scores.last_score),
+    "least-likely": Method(needs=("student/original",), score=scores.least_likely_score),
 }
 
 

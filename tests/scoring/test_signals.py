@@ -26,6 +26,9 @@ PASSES = {
     "cf-opd": (2, 0),
     "pc-opd": (2, 0),
     "random": (1, 0),
+    "first": (1, 0),
+    "last": (1, 0),
+    "least-likely": (1, 1),
 }
 
 
