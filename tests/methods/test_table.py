@@ -66,8 +66,8 @@ def table(monkeypatch):
 # --- Stored values ----------------------------------------------------------------------------------------------------
 
 
-# Rows that the stored cases do not hold: one draws at random, one needs several counterfactuals to differ from CROP, and
-# three were added later.
+# Rows that the stored cases do not hold: one draws at random, one needs several counterfactuals to differ from CROP,
+# and three were added later.
 NOT_STORED = {"random", "crop-max", "first", "last", "least-likely"}
 
 
@@ -351,10 +351,10 @@ def test_register_method(table):
     def first_tokens(signals, ctx):
         return -torch.arange(ctx.loss_mask.size(1)).expand(ctx.loss_mask.shape).double()
 
-    register_method("first", Method(needs=(), score=first_tokens))
+    register_method("beginning", Method(needs=(), score=first_tokens))
     # The training target is always among the needs.
-    assert get_method("first").needs == ("teacher/original",)
-    selection = select("first", triplet_signals(9), dense(3, 12), SelectionSettings(0.25))
+    assert get_method("beginning").needs == ("teacher/original",)
+    selection = select("beginning", triplet_signals(9), dense(3, 12), SelectionSettings(0.25))
     assert selection.mask.tolist() == [[True] * 3 + [False] * 9] * 3
 
 
