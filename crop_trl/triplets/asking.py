@@ -5,8 +5,6 @@ are awaited and stored.
 """
 
 import asyncio
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,14 +17,10 @@ from .costs import Account, estimate_tokens, stated_usage
 from .ledger import Known, Ledger, LedgerError, request_key, served_digest
 from .outputs import now
 from .prompts import Templates
-from .reading import CriticAnswer, GeneratorAnswer, answer_flaw, request_schema
+from .reading import answer_flaw
 from .settings import TripletSettings
 from .source import Problem
 
-SCHEMAS = {"generator": request_schema(GeneratorAnswer), "critic": request_schema(CriticAnswer)}
-_SCHEMA_DIGESTS = {
-    kind: hashlib.sha256(json.dumps(schema, sort_keys=True).encode()).hexdigest() for kind, schema in SCHEMAS.items()
-}
 # An answer that says no is an answer; asking again for the same would only be paid for twice.
 FINAL_FLAWS = {"refusal", "content_filter", "no_candidates"}
 LONGEST_UNUSABLE_SERIES = 20  # answers in a row of one kind, each paid for, until the run ends
@@ -102,7 +96,7 @@ class Asker:
             kind=kind,
             model=self.clients[kind].settings.model,
             messages=messages,
-            schema=_SCHEMA_DIGESTS[kind],
+            schema=self.templates.domain.schema_digests[kind],
             templates=self.templates.digest(kind),
             round=number,
             attempt=attempt,
@@ -160,7 +154,7 @@ class Asker:
 
     async def _send(self, kind: str, messages: list[dict[str, str]]) -> Answer:
         try:
-            answer = await self.clients[kind].complete(messages, kind, SCHEMAS[kind])
+            answer = await self.clients[kind].complete(messages, kind, self.templates.domain.schemas[kind])
         except RequestFailed as failure:
             if isinstance(failure, RequestRefused) and self.clients[kind].accepted:
                 raise  # others were taken, so it is this request that is not wanted

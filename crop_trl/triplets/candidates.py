@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..prompts import unwrap_problem
+from .domain import Domain
 from .latex import mend
 from .reading import CONFIDENCES, VERDICTS
 from .record import FLAGS
@@ -27,7 +28,6 @@ def missing_numbers(original: str, paraphrase: str) -> list[str]:
     return [number for number in dict.fromkeys(_NUMBER.findall(original)) if number not in kept]
 
 
-_FIGURE = re.compile(r"\[asy\].*?\[/asy\]|\\begin\{(asy|tikzpicture)\}.*?\\end\{\1\}", re.DOTALL)
 _CJK = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 
 
@@ -37,14 +37,19 @@ def other_language(original: str, text: str) -> bool:
     return counts[0] == 0 and counts[1] >= 2
 
 
-def local_violations(original: str, paraphrase: str, counterfactual: str) -> list[str]:
-    """What is wrong with a complete candidate for a reason that needs no model; any of them prevents acceptance."""
+def local_violations(
+    original: str, paraphrase: str, counterfactual: str, verbatim: Mapping[str, re.Pattern]
+) -> list[str]:
+    """
+    What is wrong with a complete candidate for a reason that needs no model; any of it prevents acceptance. What the
+    patterns of `verbatim` find must be the same in all three texts.
+    """
 
     def same(a: str, b: str) -> bool:
         return a.split() == b.split()
 
-    def figures(text: str) -> list[list[str]]:
-        return [figure[0].split() for figure in _FIGURE.finditer(text)]
+    def found(pattern: re.Pattern, text: str) -> list[list[str]]:
+        return [match[0].split() for match in pattern.finditer(text)]
 
     violations = []
     if same(paraphrase, counterfactual):
@@ -54,8 +59,9 @@ def local_violations(original: str, paraphrase: str, counterfactual: str) -> lis
     for name, text in (("paraphrase", paraphrase), ("counterfactual", counterfactual)):
         if "```" in text and "```" not in original:
             violations.append(f"{name}_has_markdown_fence")
-        if figures(text) != figures(original):
-            violations.append(f"{name}_changes_figure_code")
+        for kind, pattern in verbatim.items():
+            if found(pattern, text) != found(pattern, original):
+                violations.append(f"{name}_changes_{kind}")
         if other_language(original, text):
             violations.append(f"{name}_is_in_another_language")
     return violations
@@ -102,7 +108,13 @@ class Candidate:
 
 
 def check_candidate(
-    original: str, fields: Mapping[str, str], round: int, number: int, wrappers: Iterable[str], known: set[str]
+    original: str,
+    fields: Mapping[str, str],
+    round: int,
+    number: int,
+    wrappers: Iterable[str],
+    known: set[str],
+    domain: Domain,
 ) -> Candidate:
     """
     A [`Candidate`] without the wrappers, after every check that needs no model; `known` are the LaTeX commands of the
@@ -114,7 +126,7 @@ def check_candidate(
         text = fields[f"{kind}_problem"]
         for wrapper in wrappers:
             text = unwrap_problem(text, wrapper)
-        fields[f"{kind}_problem"], mended, doubtful = mend(text, original, known)
+        fields[f"{kind}_problem"], mended, doubtful = mend(text, original, known) if domain.latex else (text, [], [])
         if mended:
             candidate.warnings.append(f"{kind}: backslashes mended ({', '.join(sorted(set(mended)))})")
         broken += [f"{kind}_has_broken_latex_command"] if doubtful else []
@@ -125,7 +137,7 @@ def check_candidate(
         return candidate
     paraphrase, counterfactual = (text.strip() for text in texts)
     fields |= {"paraphrase_problem": paraphrase, "counterfactual_problem": counterfactual}
-    candidate.violations = local_violations(original, paraphrase, counterfactual) + broken
+    candidate.violations = local_violations(original, paraphrase, counterfactual, domain.verbatim) + broken
     missing = missing_numbers(original, paraphrase)
     if missing:
         candidate.warnings.append(f"paraphrase lacks the numbers {', '.join(missing)}")

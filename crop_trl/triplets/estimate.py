@@ -1,7 +1,6 @@
 """What a run would send and cost, before it sends anything."""
 
 from ..files import read_entries
-from .asking import SCHEMAS
 from .client import describe_request
 from .costs import TOKEN_FIELDS, Account, estimate_tokens, given_prices
 from .outputs import OutputDirectory
@@ -24,8 +23,8 @@ def dry_run(settings: TripletSettings) -> str:
     Raises:
         `ValueError`: an input or a template that cannot work.
     """
-    templates = load_templates(settings.templates)
-    problem_set = read_problems(settings)
+    templates = load_templates(settings.templates, settings.domain)
+    problem_set = read_problems(settings, templates.domain)
     problems = [problem for problem in problem_set.problems if not problem.excluded]
     excluded = len(problem_set.problems) - len(problems)
     lines = list(problem_set.notes)
@@ -38,7 +37,8 @@ def dry_run(settings: TripletSettings) -> str:
         "critic": templates.critic_messages(example.text, [candidate] * settings.candidates),
     }
     for kind, messages in requests.items():
-        lines += [f"===== {kind} request for {example.id} =====", describe_request(messages, kind, SCHEMAS[kind]), ""]
+        request = describe_request(messages, kind, templates.domain.schemas[kind])
+        lines += [f"===== {kind} request for {example.id} =====", request, ""]
 
     answered = Account().add_all(entry for _, entry in read_entries(OutputDirectory(settings.output).ledger))
     answered.given |= given_prices(vars(settings))

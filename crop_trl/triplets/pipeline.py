@@ -17,7 +17,7 @@ from typing import Any
 from .. import files
 from ..retries import Stopped
 from ..text import Redactor
-from .asking import SCHEMAS, Asker
+from .asking import Asker
 from .candidates import Round, build_record, check_candidate, excluded_record
 from .client import Client, RequestFailed
 from .costs import Account, Prices, given_prices, listed_prices
@@ -70,9 +70,9 @@ def generate_triplets(settings: TripletSettings, progress: bool = True) -> Tripl
 
 
 async def _generate(settings: TripletSettings, progress: bool) -> TripletRun:
-    templates = load_templates(settings.templates)
+    templates = load_templates(settings.templates, settings.domain)
     redact = Redactor(*settings.secrets())
-    problem_set = read_problems(settings)
+    problem_set = read_problems(settings, templates.domain)
     for note in problem_set.notes:
         say(note)
     output = OutputDirectory(settings.output, redact.content)
@@ -90,7 +90,7 @@ async def _generate(settings: TripletSettings, progress: bool) -> TripletRun:
         if any(ledger.spoiled):
             dropped, skipped = ledger.spoiled
             say(f"{output.ledger}: dropped {dropped} bytes of a half-written line, skipped {skipped} unreadable lines.")
-        asked = {kind: settings.for_kind(kind) for kind in SCHEMAS}
+        asked = {kind: settings.for_kind(kind) for kind in templates.domain.schemas}
         models = {own.model: own for own in asked.values()}
         if known.askers and {(model, templates.version) for model in models} - known.askers:
             earlier = "; ".join(f"{model}, templates {version}" for model, version in sorted(known.askers))
@@ -227,14 +227,14 @@ class Run:
         return build_record(problem, rounds, self.settings.threshold, self.templates.version)
 
     async def _round(self, problem: Problem, number: int, feedback: str, current: Round) -> None:
-        settings = self.settings
+        settings, domain = self.settings, self.templates.domain
         messages = self.templates.generator_messages(problem.text, settings.candidates, feedback)
         read = partial(read_candidates, limit=settings.candidates)
         written = await self.asker.ask("generator", messages, number, problem, current, read) or ()
         wrappers = [wrapper for wrapper in (settings.input_template, *KNOWN_WRAPPERS) if wrapper]
         known = commands([problem.text, *(text for fields in written for text in fields.values())])
         for place, fields in enumerate(written, start=1):
-            candidate = check_candidate(problem.text, fields, number, place, wrappers, known)
+            candidate = check_candidate(problem.text, fields, number, place, wrappers, known, domain)
             current.candidates.append(candidate)
             if candidate.incomplete:
                 current.flaws[f"generator:{candidate.incomplete}"] += 1
@@ -245,7 +245,7 @@ class Run:
         messages = self.templates.critic_messages(problem.text, [candidate.fields for candidate in complete])
 
         def judge(content: str) -> tuple[Any, Counter]:
-            evaluations, selected, flaws = read_evaluations(content, len(complete))
+            evaluations, selected, flaws = read_evaluations(content, len(complete), domain.evaluation)
             return (evaluations, selected) if evaluations else None, flaws
 
         judged = await self.asker.ask("critic", messages, number, problem, current, judge)

@@ -1,8 +1,8 @@
 """The requests that are sent: four text templates, what fills them, and how their version is told.
 
 The templates are files, so that they can be read and replaced (`--templates DIR`) without touching code. A digest of
-the two that a request is made of goes into its key in the ledger: after a change to the critic's instructions only the
-critic is asked anew.
+the two that a request is made of, with the domain's words in them, goes into its key in the ledger: after a change to
+the critic's instructions only the critic is asked anew.
 """
 
 import hashlib
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .candidates import Candidate
+from .domain import Domain, load_domain
 
 DEFAULT_TEMPLATES = Path(__file__).parent / "templates" / "v2"
 
@@ -24,8 +25,8 @@ REQUIRED = {
     "critic_system": (),
     "critic_user": ("original", "candidates_json"),
 }
-PLACEHOLDERS = tuple(dict.fromkeys(name for names in REQUIRED.values() for name in names))
-_PLACEHOLDER = re.compile(r"\{(" + "|".join(PLACEHOLDERS) + r")\}")
+PLACEHOLDERS = {name for names in REQUIRED.values() for name in names}
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -53,10 +54,11 @@ MAX_REASON_CHARS = 1_500  # per candidate: a critic that rambles must not push t
 
 @dataclass(frozen=True)
 class Templates:
-    """The four templates of one version."""
+    """The four templates of one version, with the words of a domain in them."""
 
     texts: Mapping[str, str]
     version: str  # name of the folder and the first digits of a hash over all four texts
+    domain: Domain
 
     def generator_messages(self, problem: str, candidate_count: int, feedback: str = "") -> list[dict[str, str]]:
         """Chat messages that ask for candidates; `feedback` is what [`round_feedback`] made of an earlier round."""
@@ -89,12 +91,13 @@ def fill(template: str, values: Mapping[str, str]) -> str:
     return _PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), template)
 
 
-def load_templates(directory: str | Path | None = None) -> Templates:
+def load_templates(directory: str | Path | None = None, domain: str = "mathematics") -> Templates:
     """
-    Read the four template files of a directory, by default those of the package. Raises `ValueError` where one is
-    missing, lacks a placeholder that it needs, or holds one that nothing fills.
+    Read the four template files of a directory, by default those of the package, and put a domain's words into them.
+    Raises `ValueError` where one is missing, lacks a placeholder that it needs, or holds one that nothing fills.
     """
     folder = Path(directory) if directory else DEFAULT_TEMPLATES
+    loaded = load_domain(domain)
     texts = {}
     for name, required in REQUIRED.items():
         path = folder / f"{name}.txt"
@@ -105,7 +108,8 @@ def load_templates(directory: str | Path | None = None) -> Templates:
                 f"`templates` {str(folder)!r} has no readable {path.name}; copy the files of {DEFAULT_TEMPLATES.name} "
                 "from the package and edit them."
             ) from None
-        found = set(_PLACEHOLDER.findall(text))
+        text = fill(text, loaded.placeholders)
+        found = PLACEHOLDERS & set(_PLACEHOLDER.findall(text))
         for placeholder in required:
             if placeholder not in found:
                 raise ValueError(
@@ -117,7 +121,7 @@ def load_templates(directory: str | Path | None = None) -> Templates:
                 f"{', '.join('{' + p + '}' for p in required) or 'no placeholder'}."
             )
         texts[name] = text
-    return Templates(texts, f"{folder.resolve().name}-{_digest(texts)}")
+    return Templates(texts, f"{folder.resolve().name}-{_digest(texts)}", loaded)
 
 
 def _digest(texts: Any) -> str:

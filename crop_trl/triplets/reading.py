@@ -7,15 +7,12 @@ counted in the report; one bad item of an answer does not take the good ones wit
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 Verdict = Literal["accept", "reject"]
-AnswerType = Literal[
-    "single_integer", "single_rational", "single_real", "finite_set", "expression", "proof", "yes_no", "unknown"
-]
 Determinacy = Literal["determinate", "underdetermined", "inconsistent", "unknown"]
 Confidence = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
@@ -56,8 +53,8 @@ class Evaluation(_Strict):
     counterfactual_status: Verdict
     counterfactual_confidence: Confidence
     counterfactual_reason: str
-    original_answer_type: AnswerType
-    counterfactual_answer_type: AnswerType
+    original_answer_type: str  # [`evaluation_form`] narrows both
+    counterfactual_answer_type: str
     original_determinacy: Determinacy
     counterfactual_determinacy: Determinacy
     determinacy_evidence: str
@@ -71,16 +68,22 @@ class GeneratorAnswer(_Strict):
     candidates: list[CandidateFields]
 
 
-class CriticAnswer(_Strict):
-    """The critic's whole answer."""
-
-    evaluations: list[Evaluation]
-    selected_candidate_number: int | None
-
-
 CONFIDENCES = ("paraphrase_confidence", "counterfactual_confidence", "confidence")
 VERDICTS = ("paraphrase_status", "counterfactual_status", "decision")  # what each is the confidence of
 _REJECTION = re.compile(rf'"(?:{"|".join(VERDICTS)})"\s*:\s*"\s*reject', re.IGNORECASE)
+
+
+def evaluation_form(answer_types: Iterable[str]) -> type[Evaluation]:
+    """[`Evaluation`] with these answer types and no others."""
+    one = Literal[tuple(answer_types)]
+    return create_model("Evaluation", __base__=Evaluation, original_answer_type=one, counterfactual_answer_type=one)
+
+
+def critic_form(evaluation: type[Evaluation]) -> type[BaseModel]:
+    """The form of the critic's whole answer."""
+    return create_model(
+        "CriticAnswer", __base__=_Strict, evaluations=list[evaluation], selected_candidate_number=int | None
+    )
 
 
 def request_schema(model: type[BaseModel]) -> dict[str, Any]:
@@ -240,7 +243,9 @@ def read_candidates(content: str, limit: int) -> tuple[list[dict[str, str]], Cou
     return next((reading for reading in readings if reading[0]), readings[0])
 
 
-def read_evaluations(content: str, count: int) -> tuple[dict[int, dict[str, Any]], int | None, Counter]:
+def read_evaluations(
+    content: str, count: int, form: type[Evaluation]
+) -> tuple[dict[int, dict[str, Any]], int | None, Counter]:
     """
     The critic's evaluations by candidate number, the number it selected, and the flaws found on the way.
 
@@ -256,7 +261,7 @@ def read_evaluations(content: str, count: int) -> tuple[dict[int, dict[str, Any]
     if len(said) > sum(len(_REJECTION.findall(json.dumps(value))) for value in objects):
         # An object that cannot be read rejects something: which candidate, nobody can tell.
         return {}, None, Counter(["unreadable_rejection"])
-    readings = [_read_evaluations(value, count) for value in objects]
+    readings = [_read_evaluations(value, count, form) for value in objects]
     if any(flaws["unknown_number"] for _, _, flaws, _ in readings):
         return {}, None, Counter(["unknown_number"])
     chosen = max((n for n, reading in enumerate(readings) if reading[0]), default=-1)
@@ -271,7 +276,9 @@ def read_evaluations(content: str, count: int) -> tuple[dict[int, dict[str, Any]
     return evaluations, selected, flaws
 
 
-def _read_evaluations(answer: dict[str, Any], count: int) -> tuple[dict[int, dict[str, Any]], int | None, Counter, set]:
+def _read_evaluations(
+    answer: dict[str, Any], count: int, form: type[Evaluation]
+) -> tuple[dict[int, dict[str, Any]], int | None, Counter, set]:
     """[`read_evaluations`] of one object, and the numbers that it rejects, in whatever form."""
     items, flaws = answer["evaluations"], Counter()
     if not isinstance(items, list):
@@ -281,7 +288,7 @@ def _read_evaluations(answer: dict[str, Any], count: int) -> tuple[dict[int, dic
     evaluations = {}
     for item in items:
         try:
-            evaluation = Evaluation.model_validate(item).model_dump()
+            evaluation = form.model_validate(item).model_dump()
         except ValidationError as error:
             places = {name for problem in error.errors(include_url=False) for name in problem["loc"]}
             flaws["bad_confidence" if places & set(CONFIDENCES) else "bad_evaluation"] += 1

@@ -83,6 +83,9 @@ class TripletSettings:
     malformed_retries: int = _option(
         0, "Ask again this often within a round when an answer is unusable (no JSON, cut off, ...)."
     )
+    domain: str = _option(
+        "mathematics", "What problems and answers are: mathematics, coding, open_questions, or a YAML file of your own."
+    )
     templates: str | None = _option(None, "Directory with your own four template files.")
 
     concurrency: int = _option(64, "Requests in flight, at most.")

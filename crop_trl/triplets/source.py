@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..prompts import DEFAULT_PROMPT_TEMPLATE, unwrap_problem
+from .domain import Domain
 from .latex import mend_problem
 from .record import load_records
 from .settings import TripletSettings
@@ -60,7 +61,7 @@ class ProblemSet:
     notes: list[str] = field(default_factory=list)
 
 
-def read_problems(settings: TripletSettings) -> ProblemSet:
+def read_problems(settings: TripletSettings, domain: Domain) -> ProblemSet:
     """Read and screen the input of `settings`; what cannot work is a `ValueError`, or a `FileNotFoundError`."""
     if not settings.input:
         raise ValueError("`input` is empty; give one or more JSONL files, or a hub dataset's name.")
@@ -76,7 +77,7 @@ def read_problems(settings: TripletSettings) -> ProblemSet:
             raise ValueError(
                 f"`{setting}` {column!r} is in no row of `input` ({_columns(rows[0])}); name one, or none."
             )
-    problems = [_problem(number, row, settings, wrappers) for number, row in enumerate(rows)]
+    problems = [_problem(number, row, settings, wrappers, domain) for number, row in enumerate(rows)]
     seen: set[str] = set()
     for problem in problems:
         if problem.id in seen:
@@ -91,11 +92,13 @@ def read_problems(settings: TripletSettings) -> ProblemSet:
             f"{len(mended):,} problems had LaTeX commands without their backslash, such as a tab and `imes`; mended: "
             f"{', '.join(mended[:20])}{', ...' if len(mended) > 20 else ''}."
         )
-    _find_duplicates(problem_set, settings.deduplicate)
+    _find_duplicates(problem_set, settings.deduplicate, domain)
     return problem_set
 
 
-def _problem(number: int, row: Mapping[str, Any], settings: TripletSettings, wrappers: Iterable[str]) -> Problem:
+def _problem(
+    number: int, row: Mapping[str, Any], settings: TripletSettings, wrappers: Iterable[str], domain: Domain
+) -> Problem:
     cell = _cell(row, settings.problem_column)
     if cell is None and settings.problem_column not in row:
         raise ValueError(
@@ -108,13 +111,14 @@ def _problem(number: int, row: Mapping[str, Any], settings: TripletSettings, wra
         text = unwrap_problem(text, wrapper)
     # Screened before white space is stripped, since str.strip() takes some control characters with it.
     excluded = "not_text" if written is None else unclean_reason(text)
+    mended = text if excluded or not domain.latex else mend_problem(text)
     identifier, answer = _cell(row, settings.id_column), _cell(row, settings.answer_column)
     return Problem(
         id=f"row_{number:06d}" if identifier is None else str(identifier),
-        text=text if excluded else mend_problem(text).strip(),
+        text=text if excluded else mended.strip(),
         answer=None if answer is None else str(answer),
         excluded=excluded,
-        mended=not excluded and mend_problem(text) != text,
+        mended=mended != text,
     )
 
 
@@ -165,7 +169,7 @@ def duplicates_line(duplicates: Mapping[str, Any]) -> str:
     )
 
 
-def _find_duplicates(problem_set: ProblemSet, leave_out: bool) -> None:
+def _find_duplicates(problem_set: ProblemSet, leave_out: bool, domain: Domain) -> None:
     groups: dict[str, list[Problem]] = defaultdict(list)
     for problem in problem_set.problems:
         if problem.excluded not in ("not_text", "empty"):
@@ -174,7 +178,7 @@ def _find_duplicates(problem_set: ProblemSet, leave_out: bool) -> None:
     problem_set.duplicates = {
         "rows": sum(len(group) - 1 for group in repeated),
         "identical": sum(len(group) - len({problem.text for problem in group}) for group in repeated),
-        "conflicting_answers": sum(len({problem.answer for problem in group}) > 1 for group in repeated),
+        "conflicting_answers": sum(len({domain.folded_answer(p.answer) for p in group}) > 1 for group in repeated),
         "left_out": leave_out,
     }
     if leave_out:

@@ -26,6 +26,7 @@ from triplets.conftest import servers  # noqa: E402
 from triplets.running import KEY, served  # noqa: E402
 from triplets.scripted_server import expected_status  # noqa: E402
 
+from crop_trl.triplets.domain import load_domain  # noqa: E402
 from crop_trl.triplets.ledger import read_entries  # noqa: E402
 from crop_trl.triplets.outputs import OutputDirectory  # noqa: E402
 from crop_trl.triplets.settings import TripletSettings  # noqa: E402
@@ -66,7 +67,8 @@ def main() -> None:
 
     folder = Path(tempfile.mkdtemp())
     log, output = folder / "log", OutputDirectory(folder / "out")
-    problems = read_problems(TripletSettings(input=[str(args.input)], limit=args.rows)).problems
+    settings = TripletSettings(input=[str(args.input)], limit=args.rows)
+    problems = read_problems(settings, load_domain(settings.domain)).problems
     run = (args.input, args.rows, args.concurrency)
     known_then: list[tuple[int, set[str]]] = []
     with servers() as start_server:

@@ -25,12 +25,30 @@ REPORTED = [
     "[plan:good] A tank holds 0 litres and loses 3 a day.",
 ]
 
+# Files of the form of the paper's four listings, whose texts belong there.
+PAPER_FORM = {
+    "generator_system.txt": "You write a paraphrase and a counterfactual. Return JSON only.",
+    "generator_user.txt": "Generate up to {candidate_count} candidates.\n\nOriginal problem:\n<<<\n{problem}\n>>>\n\n"
+    'Requirements: ...\n\n{feedback}\n\nReturn exactly:\n{\n  "decision": "candidates",\n  "candidates": [ ... ]\n}',
+    "critic_system.txt": "You judge them. Return JSON only.",
+    "critic_user.txt": "Original problem:\n<<<\n{original}\n>>>\n\nCandidates, numbered from 1:\n{candidates_json}\n\n"
+    'Return exactly:\n{\n  "evaluations": [ ... ],\n  "selected_candidate_number": 1\n}\n\n'
+    "Allowed answer types: single_integer, single_rational, unknown.",
+}
+
 FAST = {"timeout": 2.0, "max_retries": 3, "max_backoff": 0.2}
 
 
 def every_plan() -> list[str]:
     """A problem for every plan."""
     return [f"[plan:{plan}] Add 2 apples and 3 pears." for plan in PLANS]
+
+
+def write_paper_form(folder: Path) -> None:
+    """Write `PAPER_FORM`."""
+    folder.mkdir()
+    for name, text in PAPER_FORM.items():
+        (folder / name).write_text(text)
 
 
 def flags(options: dict) -> list[str]:

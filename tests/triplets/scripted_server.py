@@ -162,7 +162,7 @@ def generator(kind: str, problem: str) -> tuple[str | None, str, str | None]:
     return finish(kind, content)
 
 
-def critic(kind: str, candidates: list) -> tuple[str | None, str, str | None]:
+def critic(kind: str, candidates: list, answer_type: str = "single_integer") -> tuple[str | None, str, str | None]:
     """Content, finish reason and refusal of a critic's answer."""
     evaluations = []
     for n in range(1, len(candidates) + 1):
@@ -176,8 +176,8 @@ def critic(kind: str, candidates: list) -> tuple[str | None, str, str | None]:
             "counterfactual_status": "accept",
             "counterfactual_confidence": 0.96 - n / 100,
             "counterfactual_reason": "One number differs and the problem stays sound.",
-            "original_answer_type": "single_integer",
-            "counterfactual_answer_type": "single_integer",
+            "original_answer_type": answer_type,
+            "counterfactual_answer_type": answer_type,
             "original_determinacy": "determinate",
             "counterfactual_determinacy": "determinate",
             "determinacy_evidence": "A linear equation has one root.",
@@ -306,10 +306,12 @@ class Server:
         if self.options.latency:
             await asyncio.sleep(self.options.latency)
         system, user = (message["content"] for message in body["messages"])
-        problem = re.search(r"<problem>\n(.*?)\n</problem>", user, re.DOTALL)[1]
+        # The forms of the shipped templates, and of the paper's.
+        problem = re.search(r"(?:<problem>|<<<)\n(.*?)\n(?:</problem>|>>>)", user, re.DOTALL)[1]
+        sent = re.search(r"^\[\n\{.*?^\]$", user, re.DOTALL | re.MULTILINE)
         plan = self.options.plan or plan_of(problem)
         _, _, generates, judges, transport = PLANS[plan]
-        is_critic = "<candidates>" in user
+        is_critic = sent is not None
         request_hash = hashlib.sha256(json.dumps([body["model"], system, user]).encode()).hexdigest()
         self.seen[request_hash] += 1
         first = self.seen[request_hash] == 1
@@ -317,12 +319,13 @@ class Server:
         if fault is not None:
             return fault
         if is_critic:
-            candidates = json.loads(re.search(r"<candidates>\n(.*)\n</candidates>", user, re.DOTALL)[1])
+            candidates = json.loads(sent[0])
+            answer_type = re.search(r"answer types: (\w+)", user, re.IGNORECASE)[1]
             # The generator's second round starts from candidates alike, so the round is told by the plan's memory.
             self.seen[f"critic {problem}"] += first
             round_number = min(2, self.seen[f"critic {problem}"]) if "repaired" in plan else 1
             kind = judges if isinstance(judges, str) else judges[round_number - 1]
-            content, reason, refusal = critic(kind, candidates)
+            content, reason, refusal = critic(kind, candidates, answer_type)
         else:
             round_number = 2 if "<feedback>" in user else 1
             kind = generates if isinstance(generates, str) else generates[round_number - 1]

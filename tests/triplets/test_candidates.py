@@ -14,10 +14,12 @@ from crop_trl.triplets.candidates import (
     missing_numbers,
     rejection_reasons,
 )
+from crop_trl.triplets.domain import load_domain
 from crop_trl.triplets.reading import CONFIDENCES
 from crop_trl.triplets.record import reason_to_drop
 from crop_trl.triplets.source import KNOWN_WRAPPERS, Problem, unclean_reason
 
+MATHEMATICS = load_domain("mathematics")
 ORIGINAL = "A box holds 12 red and 30 blue balls. How many balls are there?"
 FIELDS = scripted_server.candidate(ORIGINAL, 1)
 EVALUATION = json.loads(scripted_server.critic("good", [1])[0])["evaluations"][0]
@@ -55,7 +57,7 @@ def test_numbers_of_the_original():
     ],
 )
 def test_local_violations(paraphrase, counterfactual, found):
-    assert local_violations("O 1", paraphrase, counterfactual) == found
+    assert local_violations("O 1", paraphrase, counterfactual, MATHEMATICS.verbatim) == found
 
 
 FIGURE = "[asy]\ndraw((0,0)--(12,5));\n[/asy]"
@@ -76,12 +78,14 @@ FIGURE = "[asy]\ndraw((0,0)--(12,5));\n[/asy]"
     ],
 )
 def test_figures_and_language_stay(original, paraphrase, found):
-    assert [v for v in local_violations(original, paraphrase, "C 2") if v.startswith("paraphrase")] == found
+    assert [
+        v for v in local_violations(original, paraphrase, "C 2", MATHEMATICS.verbatim) if v.startswith("paraphrase")
+    ] == found
 
 
 def test_candidates_lose_their_wrapper_and_outer_white_space():
     fields = FIELDS | {"paraphrase_problem": wrap_problem("  P 12 30 ", DEFAULT_PROMPT_TEMPLATE)}
-    candidate = check_candidate(ORIGINAL, fields, 1, 1, KNOWN_WRAPPERS, set())
+    candidate = check_candidate(ORIGINAL, fields, 1, 1, KNOWN_WRAPPERS, set(), MATHEMATICS)
     assert candidate.fields["paraphrase_problem"] == "P 12 30"
     assert candidate.incomplete is None and not candidate.warnings
 
@@ -90,7 +94,8 @@ def test_candidates_lose_their_wrapper_and_outer_white_space():
     ("text", "reason"), [("x\x0c", "control_characters"), ("", "empty"), ("\ud83d", "invalid_unicode")]
 )
 def test_unclean_rewrites_are_incomplete(text, reason):
-    assert check_candidate(ORIGINAL, FIELDS | {"counterfactual_problem": text}, 1, 1, (), set()).incomplete == reason
+    fields = FIELDS | {"counterfactual_problem": text}
+    assert check_candidate(ORIGINAL, fields, 1, 1, (), set(), MATHEMATICS).incomplete == reason
 
 
 # --- acceptance and ranking ------------------------------------------------------------------------------------------

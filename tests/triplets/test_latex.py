@@ -6,8 +6,10 @@ import pytest
 from triplets.running import generate
 
 from crop_trl.triplets.candidates import check_candidate
+from crop_trl.triplets.domain import load_domain
 from crop_trl.triplets.latex import COMMANDS, WORDS, commands, mend, mend_problem
 
+MATHEMATICS = load_domain("mathematics")
 ORIGINAL = r"Let $a \ne b$ and $2 \times 3 \tan2x$. Find $\frac{\nu_1}{2}$."
 
 
@@ -97,7 +99,7 @@ def candidate(paraphrase: str, **others: str):
         "counterfactual_problem": "Let $a = b$.",
         "condition_type": "x",
     } | others
-    return check_candidate(ORIGINAL, fields, 1, 1, (), commands([ORIGINAL, *fields.values()]))
+    return check_candidate(ORIGINAL, fields, 1, 1, (), commands([ORIGINAL, *fields.values()]), MATHEMATICS)
 
 
 def test_a_candidate_is_mended_or_not_accepted():

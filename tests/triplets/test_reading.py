@@ -2,22 +2,19 @@
 
 import json
 import time
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from triplets import scripted_server
 
-from crop_trl.triplets.reading import (
-    CONFIDENCES,
-    CriticAnswer,
-    GeneratorAnswer,
-    answer_flaw,
-    parse_json_objects,
-    read_candidates,
-    read_evaluations,
-    request_schema,
-)
+from crop_trl.triplets import reading
+from crop_trl.triplets.domain import load_domain
+from crop_trl.triplets.reading import CONFIDENCES, answer_flaw, parse_json_objects, read_candidates
+
+MATHEMATICS = load_domain("mathematics")
+read_evaluations = partial(reading.read_evaluations, form=MATHEMATICS.evaluation)
 
 ORIGINAL = "A box holds 12 red and 30 blue balls. How many balls are there?"
 FIELDS = scripted_server.candidate(ORIGINAL, 1)
@@ -198,8 +195,7 @@ def test_a_malformed_twin_still_makes_a_number_ambiguous():
 
 
 def test_schemas_are_strict_and_bare():
-    for model in (GeneratorAnswer, CriticAnswer):
-        schema = request_schema(model)
+    for schema in MATHEMATICS.schemas.values():
         nodes = [schema, *schema["$defs"].values()]
         assert all(
             node["additionalProperties"] is False and node["required"] == list(node["properties"]) for node in nodes

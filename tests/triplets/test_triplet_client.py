@@ -8,7 +8,6 @@ from triplets.running import stats
 from triplets.scripted_server import RAW_REPLIES
 
 from crop_trl.retries import Stopped
-from crop_trl.triplets.asking import SCHEMAS
 from crop_trl.triplets.client import Client, EndpointError, RequestFailed
 from crop_trl.triplets.prompts import load_templates
 from crop_trl.triplets.settings import TripletSettings
@@ -21,8 +20,9 @@ def settings(url, **changes):
 
 
 async def ask(client, problem="Add 2 and 3."):
-    messages = load_templates().generator_messages(problem, 3)
-    return await client.complete(messages, "generator", SCHEMAS["generator"])
+    templates = load_templates()
+    messages = templates.generator_messages(problem, 3)
+    return await client.complete(messages, "generator", templates.domain.schemas["generator"])
 
 
 def run(url, *problems, known_mode=None, **changes):

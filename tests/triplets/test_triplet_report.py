@@ -2,13 +2,15 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
-from triplets.running import REPORTED, generate
+from triplets.running import REPORTED, generate, write_paper_form
 from triplets.scripted_server import PLANS
 
 from crop_trl.commands.triplets import main
+from crop_trl.triplets.domain import DOMAINS
 from crop_trl.triplets.estimate import dry_run
 from crop_trl.triplets.outputs import OutputDirectory
 from crop_trl.triplets.pipeline import generate_triplets
@@ -123,8 +125,11 @@ def test_every_command_of_the_documentation_runs(start_server, problems, tmp_pat
     root = Path(__file__).resolve().parents[2]
     text = (root / "docs" / "triplets.md").read_text(encoding="utf-8")
     commands = re.findall(r"^crop-trl triplets (.*)$", text, re.MULTILINE)
-    assert len(commands) == 5
-    problems(*REPORTED)
+    assert len(commands) == 9
+    for name in ("problems", "tasks", "questions"):
+        problems(*REPORTED, name=f"{name}.jsonl")
+    write_paper_form(tmp_path / "paper")
+    shutil.copy(DOMAINS / "mathematics.yaml", tmp_path / "mine.yaml")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OPENAI_BASE_URL", start_server())
     for options in commands:
