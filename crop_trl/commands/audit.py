@@ -1,7 +1,10 @@
 """Compare training texts with benchmark problems.
 
-crop-trl audit --train triplets.jsonl --benchmark MATH-500=math500.jsonl --output audit
-crop-trl audit ... --verdicts verdicts.csv     # after judging audit/candidates.html
+    crop-trl audit --train triplets.jsonl --benchmark MATH-500=math500.jsonl --output audit
+    crop-trl audit ... --verdicts verdicts.csv     # after judging audit/candidates.html
+
+Without `--benchmark` the paper's four are taken from the hub and kept in `benchmarks/` of the output folder, for
+`crop-trl evaluate` and for machines without a connection. Without `--train` that is all that is done.
 """
 
 import argparse
@@ -10,6 +13,7 @@ from pathlib import Path
 
 from ..audit.compare import audit, check_limits, read_benchmark, read_train
 from ..audit.report import apply_verdicts, read_verdicts, summary_markdown, write_report
+from ..evaluation.benchmarks import NAMED, local_copy
 from .errors import told
 from .options import OptionParser
 
@@ -17,8 +21,14 @@ from .options import OptionParser
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = OptionParser("audit", __doc__)
-    parser.add_argument("--train", nargs="+", required=True, metavar="FILE", help="rows with `problem`, or triplets")
-    parser.add_argument("--benchmark", nargs="+", action="extend", required=True, metavar="NAME=FILE")
+    parser.add_argument("--train", nargs="+", metavar="FILE", help="rows with `problem`, or triplets")
+    parser.add_argument(
+        "--benchmark",
+        nargs="+",
+        action="extend",
+        metavar="NAME[=FILE]",
+        help=f"problems from a file, or one of {', '.join(NAMED)} from the hub; by default all of these",
+    )
     parser.add_argument("--output", required=True, metavar="DIR")
     parser.add_argument("--verdicts", metavar="FILE", help="a CSV with a person's verdicts")
     parser.add_argument(
@@ -33,29 +43,40 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def check_options(args: argparse.Namespace) -> dict[str, str]:
-    """The benchmarks' files by name. Raises `ValueError` for an option whose value is wrong."""
+    """The benchmarks' files by name, empty for those of the hub. Raises `ValueError` for an option that is wrong."""
     check_limits(args.min_similarity, args.per_problem)
     if Path(args.output).exists() and not Path(args.output).is_dir():
         raise ValueError(f"--output {args.output!r} is a file: name a folder.")
     files: dict[str, str] = {}
-    for item in args.benchmark:
+    for item in args.benchmark or NAMED:
         name, _, file = item.partition("=")
-        if not name or not file:
-            raise ValueError(f"--benchmark {item!r} is not NAME=FILE, for example MATH-500=math500.jsonl.")
+        if not name or not file and item not in NAMED:
+            raise ValueError(
+                f"--benchmark {item!r} is not NAME=FILE, for example MATH-500=math500.jsonl, nor one of "
+                f"{', '.join(NAMED)}."
+            )
         if name in files:
             raise ValueError(f"--benchmark names {name!r} twice; give each file a name of its own.")
         files[name] = file
+    if not args.train and (args.verdicts or all(files.values())):
+        raise ValueError("--train is not set; give files of training problems or triplets.")
     return files
 
 
 def main(argv: list[str] | None = None) -> None:
     """Read, compare, write; the summary is printed."""
-    with told(interrupted="Interrupted; nothing was written, run the same command again."):
+    with told(interrupted="Interrupted; no report was written, run the same command again."):
         args = parse(argv)
         files = check_options(args)
         verdicts = read_verdicts(args.verdicts) if args.verdicts else None
-        benchmarks = {name: read_benchmark(file) for name, file in files.items()}
-        train = read_train(args.train)
+        own = {name: read_benchmark(file) for name, file in files.items() if file}
+        train = read_train(args.train or ())
+        copies = {name: local_copy(name, Path(args.output, "benchmarks")) for name in files if not files[name]}
+        for name, file in copies.items():
+            print(f"{name}: {file}")
+        if not args.train:
+            return
+        benchmarks = {name: own.get(name) or read_benchmark(copies[name]) for name in files}
         started = time.monotonic()
         result = audit(train, benchmarks, args.min_similarity, args.per_problem)
         result.seconds = time.monotonic() - started

@@ -6,11 +6,11 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..files import read_jsonl, read_object
+from ..files import read_jsonl, read_object, write_jsonl
 from .grading.verdict import extract_boxed
 
 # The eight problems that the paper's audit takes out (table "Verified MATH-500 overlaps").
@@ -167,6 +167,16 @@ def load_benchmark(spec: str, samples: int | None = None, base_seed: int | None 
             "hub dataset, or --clean with ids of your own."
         )
     return subset
+
+
+def local_copy(name: str, folder: Path) -> Path:
+    """A file with a benchmark of [`NAMED`] under the ids of evaluation, made from the hub if it is not there."""
+    file = folder / f"{name}.jsonl"
+    if not file.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        rows = (asdict(example) for example in load_benchmark(name).examples)
+        write_jsonl(file, ({key: value for key, value in row.items() if value is not None} for row in rows))
+    return file
 
 
 def _read(name: str, source: Source, file: str) -> list[Example]:

@@ -3,6 +3,7 @@
 import csv
 import json
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from crop_trl.audit.compare import ProblemText, audit, read_benchmark, read_train, relate_answers, summarize, tokens_of
 from crop_trl.audit.report import apply_verdicts, page, read_verdicts, write_report
 from crop_trl.commands import audit as audit_command
+from crop_trl.evaluation.benchmarks import NAMED, load_benchmark
 
 BENCHMARK = [
     ("b0", r"A farmer plants $3x+2$ rows of beans, and each row holds $\dfrac{1}{2}y$ seeds. How many seeds?", "7"),
@@ -174,6 +176,28 @@ def test_command_writes_candidates_then_applies_verdicts(tmp_path, capsys):
     assert json.loads((tmp_path / "out" / "clean_ids.json").read_text()) == {"toy": ["b4"]}
 
 
+def test_the_hubs_benchmarks_are_kept_for_evaluation(tmp_path, capsys, monkeypatch):
+    for name in NAMED:  # folders stand for the hub's datasets
+        folder = tmp_path / "hub" / name
+        folder.mkdir(parents=True)
+        rows = [{"unique_id": f"test/{id}.json", "question": text, "answer": answer} for id, text, answer in BENCHMARK]
+        (folder / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        monkeypatch.setitem(NAMED, name, replace(NAMED[name], dataset=str(folder)))
+    train, _ = write_inputs(tmp_path)
+    output = ["--output", str(tmp_path / "out")]
+    audit_command.main(output)
+    said = capsys.readouterr().out.splitlines()
+    assert said == [f"{name}: {tmp_path}/out/benchmarks/{name}.jsonl" for name in NAMED]
+    for name in NAMED:
+        assert load_benchmark(name) == load_benchmark(f"{name}={tmp_path}/out/benchmarks/{name}.jsonl")
+    with pytest.raises(SystemExit, match="--train is not set"):
+        audit_command.main(["--benchmark", "toy=toy.jsonl", *output])
+    # What is there is not asked for again.
+    monkeypatch.setitem(NAMED, "AIME24", replace(NAMED["AIME24"], dataset="./nowhere"))
+    audit_command.main([*output, "--train", str(train)])
+    assert "| AIME24 | 5 | 1 |" in capsys.readouterr().out
+
+
 def test_texts_cannot_break_out_of_the_page(tmp_path):
     evil = "<script>alert(1)</script> & 'x' \" < 3 <img src=x onerror=alert(2)>"
     found = audit([ProblemText("<b>t", evil)], {"<i>n": [ProblemText("p&", evil + " more", "<u>")]})
@@ -200,6 +224,7 @@ MISTAKES = [
     (["--per_problem", "0"], "`per_problem` is 0"),
     (["--benchmark", "toy=other.jsonl"], "--benchmark names 'toy' twice"),
     (["--benchmark", "=other.jsonl"], "NAME=FILE"),
+    (["--benchmark", "MATH500"], "nor one of AIME24, AIME25, AMC23, MATH-500"),
 ]
 
 
