@@ -65,8 +65,10 @@ class BudgetCurves:
         }
 
 
-def _point(values: Sequence[float]) -> Point:
-    return Point(float(np.mean(values)), runs_interval(values), len(values))
+def _point(values: Sequence[float], lowest: float = 0.0) -> Point:
+    interval = runs_interval(values)
+    inside = interval and (max(interval[0], lowest), min(interval[1], 1.0))
+    return Point(float(np.mean(values)), inside, len(values))
 
 
 def _difference(ours: list[StudentAccuracy], theirs: list[StudentAccuracy]) -> Point:
@@ -74,7 +76,7 @@ def _difference(ours: list[StudentAccuracy], theirs: list[StudentAccuracy]) -> P
     by_seed = [{run.seed: run.accuracy for run in runs} for runs in (ours, theirs)]
     shared = [seed for seed in by_seed[0] if seed in by_seed[1] and seed is not None]
     if shared and len(by_seed[0]) == len(ours) and len(by_seed[1]) == len(theirs):
-        return _point([by_seed[0][seed] - by_seed[1][seed] for seed in shared])
+        return _point([by_seed[0][seed] - by_seed[1][seed] for seed in shared], -1.0)
     return Point(np.mean([r.accuracy for r in ours]) - np.mean([r.accuracy for r in theirs]), None, len(ours))
 
 
@@ -110,9 +112,11 @@ def budget_curves(
 def read_runs(paths: Iterable[str | Path]) -> list[StudentAccuracy]:
     """
     Read results: CSV files (`method`, `accuracy`, `retention_ratio`, `seed`), `result.json` of training, `results.json`
-    of an evaluation, or folders that hold these. Raises `ValueError` for a file that does not say what it is of.
+    of an evaluation, or folders that hold these. Raises `ValueError` for a file that does not say what it is of, and
+    for two runs of a method, budget and seed that came to different accuracies.
     """
     runs: list[StudentAccuracy] = []
+    seeds: dict[tuple, tuple[float, Path]] = {}
     for path in map(Path, paths):
         if not path.exists():
             raise ValueError(f"{str(path)!r} does not exist; give a folder of results, a JSON or a CSV file.")
@@ -121,7 +125,17 @@ def read_runs(paths: Iterable[str | Path]) -> list[StudentAccuracy]:
             raise ValueError(f"{str(path)!r} holds no result.json or results.json; train or evaluate first.")
         for file in files:
             rows = _csv_rows(file) if file.suffix == ".csv" else _json_rows(file)
-            runs += [_student(file, *row) for row in rows]
+            for run in (_student(file, *row) for row in rows):
+                key = (run.method, run.retention_ratio, run.seed)
+                accuracy, first = seeds.setdefault(key, (run.accuracy, file))
+                # Sampled again, the student before training comes to another accuracy.
+                if run.seed is not None and run.method != BASE and run.accuracy != accuracy:
+                    raise ValueError(
+                        f"{str(first)!r} and {str(file)!r} have {accuracy:g} and {run.accuracy:g} for method "
+                        f"{run.method!r} with seed {run.seed}, so they differ in data or settings; give results that "
+                        "differ in method, budget and seed only."
+                    )
+                runs.append(run)
     # The student before training is the same one in every result of its seed. Of other runs only a seed tells that two
     # of equal accuracy are one.
     once = dict.fromkeys(run for run in runs if run.seed is not None or run.method == BASE)

@@ -39,6 +39,15 @@ def test_means_intervals_and_gains_by_hand():
     assert large.over_opd.accuracy == pytest.approx(0.05) and large.over_opd.interval is None
 
 
+def test_an_interval_of_two_runs_stays_among_what_an_accuracy_can_be():
+    runs = [StudentAccuracy(m, r, a, s) for m, r, two in (("crop", 0.2, (0.9, 1.0)), ("opd", None, (0.0, 1.0)))
+            for s, a in enumerate(two)]  # fmt: skip
+    curves = budget_curves(runs)
+    low, high = curves.curves["crop"][0.2].interval
+    assert 0 < low < 0.5 and high == 1 and curves.dense["opd"].interval == (0, 1)
+    assert curves.gains[0].over_opd.interval == (-1, 1)
+
+
 def test_the_papers_gains_from_a_csv(tmp_path):
     lines = ["method,retention_ratio,accuracy"]
     for ratio, (accuracy, gain) in PAPER.items():
@@ -113,6 +122,7 @@ MISTAKES = {
     "ratio_nan.csv": "`retention_ratio` must lie in (0, 1], got nan",
     "words.csv": "words.csv': `accuracy` must be a number, got 'high'",
     "seed.csv": "seed.csv': `seed` must be a whole number, got 'a'",
+    "twice.csv": "have 0.3 and 0.5 for method 'opd' with seed 1, so they differ in data or settings",
     "unknown": "does not say what was trained; evaluate it with `--training_run`",
     "broken": "is not whole JSON (cut off, perhaps); write it again with the program it came from",
 }
@@ -127,6 +137,7 @@ def test_mistakes(tmp_path):
     (tmp_path / "ratio_nan.csv").write_text("method,retention_ratio,accuracy\ncrop,nan,0.3\n")
     (tmp_path / "words.csv").write_text("method,accuracy\nopd,high\n")
     (tmp_path / "seed.csv").write_text("method,accuracy,seed\nopd,0.3,a\n")
+    (tmp_path / "twice.csv").write_text("method,accuracy,seed\nopd,0.3,1\nopd,0.4,2\nopd,0.5,1\n")
     write(tmp_path / "unknown/results.json", benchmarks={}, average=0.3, label="mine")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken/result.json").write_text("{")
