@@ -24,16 +24,23 @@ def inspect_response(trainer, row: Mapping[str, Any]) -> ResponseHeatmap:
     needs = dict.fromkeys([*get_method("crop").needs, *get_method(method).needs])
     sampled = trainer.sample([row], list(needs), num_generations=1)
     table = TokenTable.from_bank(bank_of(sampled), dict.fromkeys(["crop", method]), trainer.args.selection_settings)
-    heatmap = table_heatmap(table, sampled.tokenizer, 0, "crop")
+    shown = "crop-max" if method == "crop-max" else "crop"  # each shows of several counterfactuals what it ranks by
+    heatmap = table_heatmap(table, sampled.tokenizer, 0, shown)
     heatmap.kept = table.kept[method].tolist()
-    heatmap.note = _note(table, 0, method) + ("" if method == trained else f" The run used {trained!r}.")
+    heatmap.note = _note(table, 0, method, shown) + ("" if method == trained else f" The run used {trained!r}.")
     return heatmap
 
 
-def _note(table: TokenTable, response: int, method: str) -> str:
+def _note(table: TokenTable, response: int, method: str, shown: str) -> str:
+    """What the frames say of a method, and what the rows, of perhaps another, say of several counterfactuals."""
     here = table.span(response)
     step = "" if table.steps is None else f", after step {table.steps[response]}"
-    return f"Framed: the {table.kept[method][here].mean():.0%} of this response that method {method!r} keeps{step}."
+    note = f"Framed: the {table.kept[method][here].mean():.0%} of this response that method {method!r} keeps{step}."
+    several = table.settings.get("counterfactuals", 1)
+    if several > 1 and "semantic_divergence" in table.measures.get(shown, {}):
+        of_all = "largest" if shown == "crop-max" else "mean"
+        note += f" Semantic is the {of_all} over up to {several} counterfactuals, of which only the first is printed."
+    return note
 
 
 def strongest_responses(table: TokenTable, method: str, count: int = 1) -> list[int]:
@@ -88,6 +95,6 @@ def table_heatmap(
         rows,
         table.kept[method][here],
         *texts,
-        note=f"{_note(table, response, method)} {note}".strip(),
+        note=f"{_note(table, response, method, method)} {note}".strip(),
         scorer="student" if method.endswith("-student") else "teacher",
     )

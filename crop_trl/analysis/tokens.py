@@ -96,7 +96,7 @@ class TokenTable:
             entropy=None if student is None else flat(topk_entropy(student)),
             texts=bank.texts or {"original": bank.prompts},
             steps=np.full(len(lengths), bank.step),
-            settings=bank.settings,
+            settings={**bank.settings, "counterfactuals": bank.signals.most("counterfactual")},
         )
 
     @classmethod

@@ -73,6 +73,10 @@ class Signals(Mapping[str, TopKLogprobs]):
         """The scores after each prompt of a kind."""
         return self.lists[name]
 
+    def most(self, kind: str) -> int:
+        """The most prompts of a kind that any response was scored after."""
+        return max((len(parts) for name, parts in self.lists.items() if name.endswith(f"/{kind}")), default=0)
+
     def __getitem__(self, name: str) -> TopKLogprobs:
         first, *others = self.lists[name]
         if others:

@@ -46,6 +46,7 @@ class SelectionExport(RolloutCallback):
             path = self.folder / f"step_{rollout.step:06d}.process_{args.process_index:03d}.parquet"
             settings = {"method": args.method, **asdict(args.selection_settings), "score_top_k": args.score_top_k}
             settings["tokenizer"] = rollout.tokenizer.name_or_path
+            settings["counterfactuals"] = rollout.signals.most("counterfactual")
             try:
                 write_rollout(rollout, path, settings)
             except OSError as error:

@@ -187,6 +187,21 @@ def test_values_come_from_the_divergence_and_the_choice_from_the_method(tmp_path
     assert note.endswith("method 'crop' keeps, after step 0. The run used 'credit-budgeted'.")
 
 
+def test_of_several_counterfactuals_it_shows_and_says_what_the_method_ranks_by(tmp_path):
+    row = make_rows(1)[0]
+    other = [{"role": "user", "content": "what is the sum of 1 and 19"}]
+    row["counterfactual_prompts"] = [row.pop("counterfactual_prompt"), other]
+    rows = {}
+    for method, word in (("crop", "mean"), ("crop-max", "largest")):
+        torch.manual_seed(0)
+        heatmap = inspect_response(make_trainer(tmp_path, method=method, max_completion_length=8), row)
+        assert (
+            f"Semantic is the {word} over up to 2 counterfactuals, of which only the first is printed" in heatmap.note
+        )
+        rows[method] = torch.tensor(heatmap.rows[SEMANTIC])
+    assert (rows["crop-max"] >= rows["crop"]).all() and (rows["crop-max"] > rows["crop"]).any()
+
+
 def test_sizes_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="has 1 values for 2 tokens"):
         ResponseHeatmap(["a", "b"], {MARGIN: [0.0]}, [True, False])
