@@ -9,6 +9,8 @@ from contextlib import suppress
 
 import tenacity
 
+from .text import say
+
 LONGEST_RETRY_AFTER = 600.0  # seconds; who asks for more has a quota, not a rate limit
 
 
@@ -22,6 +24,18 @@ class Transient(RuntimeError):
 
 class Stopped(Exception):
     """The work is ending; nothing new may be sent."""
+
+
+class Waiting:
+    """Says why requests wait: many do at the same time, and short pauses are no news."""
+
+    def __init__(self):
+        self._quiet_until = 0.0
+
+    def __call__(self, error: Transient, seconds: float) -> None:
+        if seconds >= 1 and time.monotonic() >= self._quiet_until:
+            self._quiet_until = time.monotonic() + max(10.0, seconds)
+            say(f"Waiting {seconds:.0f} s until requests are sent again ({error}).")
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:

@@ -5,13 +5,24 @@ import html
 import itertools
 import json
 import re
+import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
 import jinja2
+from tqdm import tqdm
+
+
+def say(text: str) -> None:
+    """Print a line for people, above a progress bar if there is one; if nobody can read it, do nothing."""
+    with suppress(OSError):
+        tqdm.write(text, sys.stderr)
+        sys.stderr.flush()
+
 
 # ---------------------------------------------------------------- secrets
 

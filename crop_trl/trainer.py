@@ -342,7 +342,7 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
                 self.state.global_step,
             )
         with self._as_scored():
-            return collect_signals(needs, self.scorers, prompts, completion_ids)
+            return collect_signals(needs, self.scorers, prompts, completion_ids, self.args.score_top_k)
 
     def _check_finite(self, selection: methods.Selection) -> None:
         """Stop before an update that would turn every weight into NaN, on all processes at once."""

@@ -11,11 +11,11 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..text import say
 from ..triplets.client import EndpointError
 from ..triplets.estimate import dry_run
 from ..triplets.ledger import LedgerError
 from ..triplets.pipeline import generate_triplets
-from ..triplets.progress import say
 from ..triplets.report import write_report
 from ..triplets.review import apply_review, write_review_page
 from ..triplets.settings import TripletSettings

@@ -14,7 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from ..retries import Stopped, Transient, Waiting, retry_after, retrying
+
 OPEN_THINK = "<think>"
+_ATTEMPTS, _LONGEST_PAUSE = 6, 60.0  # of a request to a server; seconds
 
 
 @dataclass(frozen=True)
@@ -208,9 +211,9 @@ class ServerSampler:
             raise ImportError("`--sampler server` needs the openai package: install crop-trl[openai].") from None
         self.model, self.settings, self.batch_size, self.url = model, settings, batch_size, url
         self.key = os.environ.get("OPENAI_API_KEY") or "none"
-        self.client = openai.OpenAI(base_url=url, api_key=self.key, timeout=timeout, max_retries=5)
+        self.client = openai.OpenAI(base_url=url, api_key=self.key, timeout=timeout, max_retries=0)
         try:
-            served = [entry.id for entry in self.client.with_options(timeout=30, max_retries=1).models.list()]
+            served = [entry.id for entry in self.client.with_options(timeout=30).models.list()]
         except openai.APIConnectionError:
             raise ConnectionError(
                 f"`--server_url` {url!r} does not answer; start the server, or correct the address."
@@ -240,6 +243,7 @@ class ServerSampler:
             todo.put(index)
         finished: queue.SimpleQueue[tuple[int, Response | Exception] | None] = queue.SimpleQueue()
         stop = threading.Event()
+        self._waiting = Waiting()
 
         def work() -> None:
             while not stop.is_set():
@@ -248,7 +252,9 @@ class ServerSampler:
                 except queue.Empty:
                     break
                 try:
-                    finished.put((index, self._ask(*pairs[index])))
+                    finished.put((index, self._ask(*pairs[index], stop)))
+                except Stopped:
+                    break
                 except Exception as error:
                     stop.set()
                     finished.put((index, error))
@@ -272,7 +278,15 @@ class ServerSampler:
         if failure is not None:
             raise failure
 
-    def _ask(self, prompt: str, seed: int) -> Response:
+    def _ask(self, prompt: str, seed: int, stop: threading.Event) -> Response:
+        repeat = retrying(stop, longest=_LONGEST_PAUSE, attempts=lambda error: _ATTEMPTS, on_wait=self._waiting)
+        try:
+            return repeat(self._send, prompt, seed)
+        except Transient as error:
+            kind = ConnectionError if error.cause == "connection" else RuntimeError
+            raise kind(f"{error}; what is done is saved, run the same command again.") from None
+
+    def _send(self, prompt: str, seed: int) -> Response:
         import openai
 
         thinking = self.settings.thinking
@@ -288,14 +302,15 @@ class ServerSampler:
                 extra_body=extra,
             )
         except openai.APIStatusError as error:
+            status = error.status_code
+            said = f"`--server_url` {self.url!r} answered HTTP {status} ({self._said(error)})"
+            if status in (408, 409, 429) or status >= 500:
+                raise Transient(said, retry_after=retry_after(error.response.headers)) from None
             raise RuntimeError(
-                f"`--server_url` {self.url!r} answered HTTP {error.status_code} ({self._said(error)}); what is done "
-                "is saved, run the same command again once this is mended."
+                f"{said}; what is done is saved, run the same command again once this is mended."
             ) from None
         except openai.APIConnectionError:
-            raise ConnectionError(
-                f"`--server_url` {self.url!r} stopped answering; what is done is saved, run the same command again."
-            ) from None
+            raise Transient(f"`--server_url` {self.url!r} stopped answering", "connection") from None
         except (openai.OpenAIError, ValueError) as error:
             raise self._unusable(error) from None
         try:

@@ -132,6 +132,17 @@ def _per_token(value: torch.Tensor | None, what: str, name: str, like: torch.Ten
     return value if value.is_floating_point() else value.float()
 
 
+def _check_ranked(score: torch.Tensor, teacher: torch.Tensor, mask: torch.Tensor, name: str, gather: Gather | None):
+    """Raise `ValueError` where no token of any process has a finite score, unless it is the teacher that has none."""
+    counts = torch.stack([mask.sum(), (mask & (torch.isfinite(score) | ~torch.isfinite(teacher))).sum()])
+    candidates, ranked = (counts if gather is None else gather(counts)).view(-1, 2).sum(0).tolist()
+    if candidates and not ranked:
+        raise ValueError(
+            f"Method {name!r} gives none of {candidates} tokens a finite score, so that all would be kept; mend its "
+            "score function, or the signals that it reads."
+        )
+
+
 def select(
     name: str,
     signals: Mapping[str, TopKLogprobs | Sequence[TopKLogprobs]],
@@ -160,7 +171,7 @@ def select(
         [`Selection`]
 
     Raises:
-        `ValueError`: unknown method, or a signal that it needs is missing.
+        `ValueError`: unknown method, a signal that it needs is missing, or no token has a finite score.
     """
     method, signals = get_method(name), Signals(signals)
     missing = [need for need in method.needs if need not in signals]
@@ -177,6 +188,8 @@ def select(
         _per_token(function(signals, ctx), what, name, mask) if function else None
         for what, function in functions.items()
     )
+    if score is not None:
+        _check_ranked(score, plain_target, mask, name, gather)
     return Selection(
         mask=mask.clone()
         if score is None

@@ -54,10 +54,12 @@ def collect_signals(
     scorers: Mapping[str, Scorer],
     prompt_ids: Mapping[str, Sequence[Sequence[TokenIds]]],
     completion_ids: Sequence[TokenIds],
+    top_k: int | None = None,
 ) -> Signals:
     """
     Score the responses after every prompt that is asked for, all of one scorer in a single call. A row with fewer
-    prompts of a kind has an invalid mask in the later variants; `negative` is averaged.
+    prompts of a kind has an invalid mask in the later variants; `negative` is averaged. What a scorer returns beyond
+    `top_k` entries is left out.
     """
     batch = len(completion_ids)
     jobs: dict[str, list[tuple[str, list[int], list[TokenIds]]]] = {}
@@ -71,6 +73,8 @@ def collect_signals(
         responses = [completion_ids[row] for _, rows, _ in scorer_jobs for row in rows]
         scored = scorers[scorer].score([ids for _, _, prompts in scorer_jobs for ids in prompts], responses)
         check_scored(scored, responses, scorer)
+        most_likely = {name: getattr(scored, name)[..., :top_k] for name in ("token_ids", "logprobs")}
+        scored = replace(scored, **most_likely)
         start = 0
         for need, rows, _ in scorer_jobs:
             part = scored.rows(slice(start, start + len(rows)))

@@ -64,6 +64,7 @@ def write_manifest(folder: Path, args, **run) -> None:
         "launch": launch_name(args),
         "processes": args.world_size,
         "method": args.method,
+        "optim": args.optim.value,
         "selector_sha256": getattr(args, "selector_sha256", None),
         "files": {path.relative_to(folder).as_posix(): path.stat().st_size for path in files},
     }
@@ -115,6 +116,10 @@ def _trouble(folder: Path, args, rows, adapter: bool | None) -> str | None:
         own, theirs = getattr(args, "selector_sha256", None), manifest.get("selector_sha256")
         if args.method == manifest.get("method") and own != theirs:
             return f"was written with another version of {args.method!r}; put the file back, {_NEW_RUN}"
+        now = args.optim.value
+        was = manifest.get("optim", now)
+        if was.removesuffix("_fused") != now.removesuffix("_fused"):  # one algorithm with the same state
+            return f"was written with `optim` {was}, and this run has {now}; set what it had, {_NEW_RUN}"
         trouble = None if args.ignore_data_skip else order_trouble(manifest["prompts"], prompt_order(args, rows))
         if trouble is not None:
             return trouble

@@ -188,6 +188,7 @@ def tokenizer_of(model, processing_class, setting: str, trust_remote_code: bool 
     """
     if processing_class is not None:
         return processing_class
+    argument = "processing_class" if setting == "model" else "teacher_processing_class"
     source = model if isinstance(model, str) else get_config_model_id(getattr(model, "config", None))
     if not source:
         return None
@@ -196,7 +197,8 @@ def tokenizer_of(model, processing_class, setting: str, trust_remote_code: bool 
     except (OSError, ValueError) as error:
         raise ValueError(
             f"No tokenizer can be loaded from `{setting}` {source!r}; give a folder with a saved model and tokenizer, "
-            f"or the name of one on a hub that can be reached ({str(error).splitlines()[0]})."
+            f"the name of one on a hub that can be reached, or the tokenizer to `CROPTrainer` as `{argument}` "
+            f"({str(error).splitlines()[0]})."
         ) from error
 
 

@@ -6,7 +6,6 @@ The `openai` client does the HTTP. Its own retries are off: they sleep out of re
 import asyncio
 import json
 import re
-import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,9 +17,8 @@ try:
 except ImportError as error:
     raise ImportError("Making triplets needs the extra `openai`; run `pip install 'crop-trl[openai]'`.") from error
 
-from ..retries import Stopped, Transient, retry_after, retrying
+from ..retries import Stopped, Transient, Waiting, retry_after, retrying
 from ..text import Redactor
-from .progress import say
 from .settings import TripletSettings
 
 MODES = ("json_schema", "json_object", "text")
@@ -82,7 +80,7 @@ class Client:
         self.stopping = asyncio.Event()
         self.accepted = accepted
         self._answered = False  # by this process
-        self._quiet_until = 0.0
+        self._waiting = Waiting()
         self._openai = openai.AsyncOpenAI(
             api_key=settings.api_key(),
             base_url=settings.endpoint,
@@ -163,10 +161,7 @@ class Client:
 
     def _on_wait(self, error: Transient, seconds: float) -> None:
         self.retries[error.cause] += 1
-        # Many requests wait at the same time, and short pauses are no news.
-        if seconds >= 1 and time.monotonic() >= self._quiet_until:
-            self._quiet_until = time.monotonic() + max(10.0, seconds)
-            say(f"Waiting {seconds:.0f} s until requests are sent again ({error}).")
+        self._waiting(error, seconds)
 
     async def _send(self, body: dict[str, Any]) -> dict[str, Any]:
         if self.stopping.is_set():

@@ -16,7 +16,7 @@ from typing import Any
 
 from .. import files
 from ..retries import Stopped
-from ..text import Redactor
+from ..text import Redactor, say
 from .asking import Asker
 from .candidates import Round, build_record, check_candidate, excluded_record
 from .client import Client, RequestFailed
@@ -24,7 +24,7 @@ from .costs import Account, Prices, given_prices, listed_prices
 from .latex import commands
 from .ledger import Known, Ledger, LedgerError, served_digest
 from .outputs import OutputDirectory, find_replaced, merge_records
-from .progress import Progress, on_interrupt, say
+from .progress import Progress, on_interrupt
 from .prompts import Templates, load_templates, round_feedback
 from .reading import read_candidates, read_evaluations
 from .settings import TripletSettings

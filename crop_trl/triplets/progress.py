@@ -6,7 +6,6 @@ that are in flight.
 
 import asyncio
 import signal
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,13 +19,6 @@ from .costs import Account
 
 # A terminal that closes sends SIGHUP: the requests in flight are paid for all the same.
 INTERRUPTS = ("SIGINT", "SIGTERM", "SIGHUP")
-
-
-def say(text: str) -> None:
-    """Print a line for people, above a progress bar if there is one; if nobody can read it, do nothing."""
-    with suppress(OSError):
-        tqdm.write(text, sys.stderr)
-        sys.stderr.flush()
 
 
 class Progress:

@@ -131,7 +131,9 @@ MISTAKES = {
     ),
     "no such teacher": (
         ["--teacher_model_name_or_path", "./nowhere"],
-        "No tokenizer can be loaded from `teacher_model_name_or_path` './nowhere'",
+        "No tokenizer can be loaded from `teacher_model_name_or_path` './nowhere'; give a folder with a saved model "
+        "and tokenizer, the name of one on a hub that can be reached, or the tokenizer to `CROPTrainer` as "
+        "`teacher_processing_class` (",
     ),
     "short prompts": (["--max_prompt_length", "5"], "No row is left of 1024: 1024 with a prompt longer than"),
     "more prompts than there are": (

@@ -1,6 +1,7 @@
 """Samplers with a real model and a real server: prompts as rendered, lengths, ends, thinking parts."""
 
 import threading
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -155,9 +156,9 @@ def test_requests_in_flight_are_saved_when_one_fails():
     failed = threading.Event()
 
     class Watched(ServerSampler):
-        def _ask(self, prompt, seed):
+        def _ask(self, prompt, *more):
             try:
-                return super()._ask(prompt, seed)
+                return super()._ask(prompt, *more)
             finally:
                 if prompt == "bad":
                     failed.set()
@@ -176,6 +177,38 @@ def test_requests_in_flight_are_saved_when_one_fails():
     server.close()
     # Two at a time: the slow one was under way, the others had not begun.
     assert list(saved) == [0] and saved[0].text == "late" and len(server.requests) == 2
+
+
+def test_requests_are_repeated_for_a_while_and_not_once_another_failed(monkeypatch, capsys):
+    asked = Counter()
+    busy = threading.Event()
+
+    def reply(request: dict):
+        prompt = request["messages"][0]["content"]
+        asked[prompt] += 1
+        if prompt == "bad":
+            busy.wait()
+            return 400
+        if prompt == "overloaded":
+            busy.set()
+        return "fine" if prompt == "once" and asked[prompt] == 2 else 503
+
+    server = ChatServer(reply)
+    sampler = ServerSampler("toy", DecodingSettings(), server.url)
+    assert draw(sampler, ["once"], [0])[0].text == "fine"
+    # The other one waits, for an hour: it ends at once, and the sentence is of the one that failed.
+    monkeypatch.setattr("crop_trl.evaluation.sampling.retry_after", lambda headers: 3600.0)
+    with pytest.raises(RuntimeError, match="HTTP 400"):
+        draw(sampler, ["overloaded", "bad"], [0, 0])
+    monkeypatch.undo()
+    monkeypatch.setattr("crop_trl.evaluation.sampling._ATTEMPTS", 2)
+    with pytest.raises(
+        RuntimeError, match=r"answered HTTP 503 \(.*\); what is done is saved, run the same command again"
+    ):
+        draw(sampler, ["down"], [0])
+    server.close()
+    assert asked == {"once": 2, "overloaded": 1, "bad": 1, "down": 2}
+    assert "Waiting 36" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["missing", "empty folder"])

@@ -392,6 +392,18 @@ def test_dense_methods_with_weights_keep_every_token(table):
     assert torch.equal(selection.mask, mask) and selection.scores is None
 
 
+def test_scores_of_which_none_is_finite_are_refused_unless_another_process_has_some(table):
+    register_method("none", Method(score=lambda signals, ctx: torch.full(ctx.loss_mask.shape, torch.nan)))
+    mask = torch.ones(3, 12)
+    with pytest.raises(ValueError, match="Method 'none' gives none of 36 tokens a finite score"):
+        select("none", triplet_signals(11), mask, SelectionSettings())
+    others = torch.tensor([10, 1])
+    selection = select(
+        "none", triplet_signals(11), mask, SelectionSettings(), gather=lambda own: torch.cat([own, others])
+    )
+    assert selection.mask.all()
+
+
 def test_names_are_taken_once(table):
     before = table["crop"]
     with pytest.raises(ValueError, match="'crop'.*already"):

@@ -174,6 +174,18 @@ def test_unrelated_prompts_are_averaged():
     torch.testing.assert_close(signals["teacher/negative"].sampled_logprobs, torch.stack(each).mean(0))
 
 
+def test_entries_that_a_scorer_returns_beyond_k_are_left_out():
+    g = torch.Generator().manual_seed(3)
+    prompts = {"original": [random_ids(1, 3, 9, g) for _ in range(2)]}
+    completions = random_ids(2, 5, 5, g)
+    more, asked = (
+        collect_signals(("teacher/original",), {"teacher": LocalScorer(make_model(0), k, 0)}, prompts, completions, 4)
+        for k in (9, 4)
+    )
+    for name in ("token_ids", "logprobs", "sampled_logprobs"):
+        assert torch.equal(*(getattr(signals["teacher/original"], name) for signals in (more, asked)))
+
+
 def test_unknown_signal():
     with pytest.raises(ValueError, match="Unknown signal 'teacher/antonym'"):
         prompt_kinds(("teacher/antonym",))

@@ -168,6 +168,10 @@ DAMAGE = [
         "was written under ZeRO-3, and this run launches no sharding; launch as it was written, or start a new run",
     ),
     (
+        edit("manifest.json", lambda manifest: {**manifest, "optim": "sgd"}),
+        "was written with `optim` sgd, and this run has adamw",
+    ),
+    (
         edit("manifest.json", lambda manifest: {**manifest, "selector_sha256": "0"}),
         "was written with another version of 'crop'; put the file back, or start a new run from its weights",
     ),

@@ -119,7 +119,7 @@ def test_json_that_calls_itself_text_is_an_answer(start_server):
 
 def test_retry_after_is_honoured_and_shown(start_server, monkeypatch):
     said = []
-    monkeypatch.setattr("crop_trl.triplets.client.say", said.append)
+    monkeypatch.setattr("crop_trl.retries.say", said.append)
     started = time.monotonic()
     run(start_server("--retry-after", "1.2"), *(f"[plan:http_429] {n}" for n in range(4)), max_backoff=0.0)
     assert time.monotonic() - started > 1.2
