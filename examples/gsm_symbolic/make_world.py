@@ -9,6 +9,7 @@ the student on few, a share of which works out a misreading of the problem. Minu
 """
 
 import argparse
+import hashlib
 import importlib.machinery
 import json
 import multiprocessing
@@ -16,7 +17,9 @@ import os
 import platform
 import re
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -28,6 +31,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 from wording import generic_share
 from world import training_example, write_records
 
+from crop_trl.files import read_jsonl
+from crop_trl.models.compilation import compile_layers
 from crop_trl.triplets import load_records, wrap_problem
 
 MAX_NEW_TOKENS = 224
@@ -95,18 +100,11 @@ def _examples(seed: str, n: int, recipe: Recipe) -> list[tuple[str, str]]:
     return [training_example(rng, recipe.skewed, recipe.misread_share) for _ in range(n)]
 
 
-def make_examples(name: str, recipe: Recipe, seed: int, workers: int) -> list[tuple[str, str]]:
-    """All examples of a model; the same for any number of workers."""
+def make_examples(name: str, recipe: Recipe, seed: int, workers) -> list[tuple[str, str]]:
+    """All examples of a model; the same for any pool of workers."""
     chunk = 1000
     sizes = [min(chunk, recipe.examples - i) for i in range(0, recipe.examples, chunk)]
-    jobs = [(f"{name} {seed} {i}", size, recipe) for i, size in enumerate(sizes)]
-    if workers < 2 or len(jobs) < 2:
-        made = [_examples(*job) for job in jobs]
-    else:
-        # A fresh process would import torch first, which takes longer than its share of the work.
-        method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
-        with multiprocessing.get_context(method).Pool(workers) as processes:
-            made = processes.starmap(_examples, jobs)
+    made = workers.starmap(_examples, [(f"{name} {seed} {i}", size, recipe) for i, size in enumerate(sizes)], 1)
     return [example for part in made for example in part]
 
 
@@ -135,6 +133,8 @@ def batches(lengths: list[int], batch: int, epochs: int, seed: int, window: int 
 def train(model, rows: list[tuple[list[int], int]], recipe: Recipe, pad: int, seed: int, device: torch.device) -> float:
     """Cross-entropy on the responses; bf16 autocast over fp32 weights. Returns the loss of the last tenth."""
     model.to(device).train()
+    if device.type == "cuda":
+        compile_layers(model)
     order = batches([len(ids) for ids, _ in rows], recipe.batch, recipe.epochs, seed)
     optimizer = torch.optim.AdamW(
         model.parameters(),
@@ -270,6 +270,49 @@ def gap(student, teacher, tokenizer, records: list[dict], responses: list[str]) 
     }
 
 
+def sha256(folder: Path) -> str:
+    """Of a checkpoint's weights."""
+    with open(folder / "model.safetensors", "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def make_model(name: str, examples: list[tuple[str, str]], recipe: Recipe, args, device: torch.device) -> dict:
+    """Train, save and test one model. Returns what there is to say of it."""
+    started = time.time()
+    torch.backends.cuda.matmul.allow_tf32 = True
+    # The same weights each time on machines of one kind.
+    torch.use_deterministic_algorithms(True)
+    torch._inductor.config.deterministic = True
+    torch.manual_seed(args.seed)
+    model, tokenizer = load_base(args.base)
+    rows = encode(examples, tokenizer)
+    print(f"{name}: {sum(len(ids) for ids, _ in rows) / len(rows):.0f} tokens an example", flush=True)
+    loss = train(model, rows, recipe, tokenizer.pad_token_id, args.seed, device)
+    trained = time.time()
+    model.to(torch.bfloat16).save_pretrained(args.output / name)
+    tokenizer.save_pretrained(args.output / name)
+    torch.use_deterministic_algorithms(False)
+    model.eval()
+    test = load_records(str(args.output / "test.jsonl"))
+    result, responses = evaluate(model, tokenizer, test, args.samples)
+    with open(args.output / f"{name}.responses.jsonl", "w", encoding="utf-8") as out:
+        out.writelines(json.dumps({"id": r["id"], "response": s}) + "\n" for r, s in zip(test, responses))
+    seconds = {"training": round(trained - started), "test": round(time.time() - trained)}
+    note = {"recipe": asdict(recipe), "final_loss": round(loss, 4), **result, "seconds": seconds}
+    return {**note, "sha256": sha256(args.output / name)}
+
+
+def measure_gap(name: str, args, device: torch.device) -> dict:
+    """[`gap`] of a student to the teacher, from the responses that were saved."""
+    test, tokenizer = load_records(str(args.output / "test.jsonl")), AutoTokenizer.from_pretrained(args.output / name)
+    student, teacher = (
+        AutoModelForCausalLM.from_pretrained(args.output / part, dtype=torch.bfloat16).to(device).eval()
+        for part in (name, "teacher")
+    )
+    responses = [row["response"] for row in read_jsonl(args.output / f"{name}.responses.jsonl")]
+    return gap(student, teacher, tokenizer, test, responses)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make world G: records, teacher and student.")
     parser.add_argument("--output", type=Path, required=True, help="folder for records, checkpoints and world.json")
@@ -284,59 +327,43 @@ def main() -> None:
     parser.add_argument("--misread-share", type=float, help="of the student, instead of the recipe's")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes that write the examples")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes that write texts")
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
-    device, clock, file = torch.device(args.device), time.time(), args.output / "world.json"
+    clock, file = time.time(), args.output / "world.json"
     note = json.loads(file.read_text()) if file.is_file() else {}
-    torch.backends.cuda.matmul.allow_tf32 = True
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
-    for split, n in (("train", args.records), ("validation", args.problems), ("test", args.problems)):
-        write_records(args.output / f"{split}.jsonl", split, n)
-    print(f"records after {time.time() - clock:.0f} s", flush=True)
-    test = load_records(str(args.output / "test.jsonl"))
+    examples, recipes = {}, {}
+    # A fresh process would import torch first, which takes longer than its share of the work.
+    method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
+    with multiprocessing.get_context(method).Pool(args.workers) as workers:
+        for split, n in (("train", args.records), ("validation", args.problems), ("test", args.problems)):
+            write_records(args.output / f"{split}.jsonl", split, n, apply=partial(workers.imap, chunksize=8))
+        for name in args.models:
+            recipe = RECIPES[name]
+            n = max(8, int(args.scale * recipe.examples))
+            recipe = replace(recipe, examples=n, batch=min(recipe.batch, n))
+            if args.misread_share is not None and name == "student":
+                recipe = replace(recipe, misread_share=args.misread_share)
+            recipes[name], examples[name] = recipe, make_examples(name, recipe, args.seed, workers)
+    print(f"texts after {time.time() - clock:.0f} s", flush=True)
 
+    # A GPU each, or one after the other.
+    gpus = torch.cuda.device_count() if args.device == "cuda" else 1
+    devices = [torch.device(args.device, i % gpus) for i in range(len(args.models))]
+    jobs = [(name, examples[name], recipes[name], args, device) for name, device in zip(args.models, devices)]
+    with ProcessPoolExecutor(gpus, multiprocessing.get_context("spawn")) as processes:
+        for name, made in zip(args.models, (processes.map if gpus > 1 else map)(make_model, *zip(*jobs))):
+            note[name] = made
+            print(json.dumps({name: made}, indent=2), flush=True)
     for name in args.models:
-        start, recipe = time.time(), RECIPES[name]
-        examples = max(8, int(args.scale * recipe.examples))
-        recipe = replace(recipe, examples=examples, batch=min(recipe.batch, examples))
-        if args.misread_share is not None and name == "student":
-            recipe = replace(recipe, misread_share=args.misread_share)
-        torch.manual_seed(args.seed)
-        model, tokenizer = load_base(args.base)
-        rows = encode(make_examples(name, recipe, args.seed, args.workers), tokenizer)
-        print(f"{name}: {sum(len(ids) for ids, _ in rows) / len(rows):.0f} tokens an example", flush=True)
-        made = time.time()
-        loss = train(model, rows, recipe, tokenizer.pad_token_id, args.seed, device)
-        trained = time.time()
-        model.to(torch.bfloat16).save_pretrained(args.output / name)
-        tokenizer.save_pretrained(args.output / name)
-        model.to(device).eval()
-        result, responses = evaluate(model, tokenizer, test, args.samples)
-        with open(args.output / f"{name}.responses.jsonl", "w", encoding="utf-8") as out:
-            out.writelines(json.dumps({"id": r["id"], "response": s}) + "\n" for r, s in zip(test, responses))
-        note[name] = {
-            "recipe": asdict(recipe),
-            "final_loss": round(loss, 4),
-            **result,
-            "seconds": {
-                "data": round(made - start),
-                "training": round(trained - made),
-                "test": round(time.time() - trained),
-            },
-        }
         if name != "teacher" and (args.output / "teacher").is_dir():
-            teacher = (
-                AutoModelForCausalLM.from_pretrained(args.output / "teacher", dtype=torch.bfloat16).to(device).eval()
-            )
-            note[name]["gap"] = gap(model, teacher, tokenizer, test, responses)
-            del teacher
-        print(json.dumps({name: note[name]}, indent=2), flush=True)
-        print(f"an answer of {name}:\n{responses[0]}\n", flush=True)
-        del model
+            note[name]["gap"] = measure_gap(name, args, devices[0])
+            print(json.dumps({f"gap of {name}": note[name]["gap"]}, indent=2), flush=True)
 
     note["seed"], note["minutes"] = args.seed, round((time.time() - clock) / 60, 1)
-    note["machine"] = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU ({platform.machine()})"
+    note["machine"] = torch.cuda.get_device_name() if args.device == "cuda" else f"CPU ({platform.machine()})"
     note["versions"] = {"torch": torch.__version__, "transformers": transformers.__version__}
     file.write_text(json.dumps(note, indent=2) + "\n")
 

@@ -17,12 +17,12 @@ import argparse
 import difflib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from hashlib import blake2b
-from itertools import count
+from itertools import chain, count
 from random import Random
 
 from rewordings import REWORDINGS
@@ -285,24 +285,25 @@ def make_record(problem: Problem, rng: Random, identifier: str, alternates: int 
     }
 
 
-def generate(split: str, seed: int = 0, alternates: int = 3) -> Iterator[dict]:
-    """Endless distinct records of a split."""
-    seen = set()
-    for draw in count():
-        rng = Random(f"{split} {seed} {draw}")
-        problem = sample(rng, split)
-        if problem.text in seen:
-            continue
-        record = make_record(problem, rng, f"gsm-{split}-{seed}-{len(seen)}", alternates)
-        if record is not None:
-            seen.add(problem.text)
+def _draw(number: int, split: str, seed: int, alternates: int) -> dict | None:
+    rng = Random(f"{split} {seed} {number}")
+    return make_record(sample(rng, split), rng, f"gsm-{split}-{seed}-{number}", alternates)
+
+
+def generate(split: str, seed: int = 0, alternates: int = 3, apply: Callable = map) -> Iterator[dict]:
+    """Endless distinct records of a split; `apply` may be a pool's `imap`."""
+    seen, draw = set(), partial(_draw, split=split, seed=seed, alternates=alternates)
+    # In parts, since a pool takes all that it is given.
+    for record in chain.from_iterable(apply(draw, range(start, start + 256)) for start in count(0, 256)):
+        if record is not None and record["original_problem"] not in seen:
+            seen.add(record["original_problem"])
             yield record
 
 
-def write_records(path, split: str, n: int, seed: int = 0, alternates: int = 3) -> None:
+def write_records(path, split: str, n: int, seed: int = 0, alternates: int = 3, apply: Callable = map) -> None:
     """Write the first `n` records of a split, one JSON object a line."""
     with open(path, "w", encoding="utf-8", newline="\n") as file:
-        for record in _first(generate(split, seed, alternates), n):
+        for record in _first(generate(split, seed, alternates, apply), n):
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
