@@ -34,6 +34,9 @@ FIXED = {
 _HARMLESS = (("num_beams", 1), ("renormalize_logits", True), ("renormalize_logits", False), ("use_cache", True))
 _NEUTRAL_SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0, "min_p": None}
 
+# `stop_token_ids`: all ends that student and teacher declare.
+DECLARED = "declared"
+
 
 def check_number(name: str, value, low: float, whole: bool = False):
     """Return a setting that is a finite number of at least `low`; `whole`: an `int`."""
@@ -48,6 +51,21 @@ def check_numbers(values: Mapping[str, Any], low: float, whole: bool = False, op
     for name, value in values.items():
         if not (optional and value is None):
             check_number(name, value, low, whole)
+
+
+def stop_tokens(value) -> list[int] | str | None:
+    """Return `stop_token_ids` as lists of ids or a word; a command line gives `151643,151645`."""
+    if value is None or value == DECLARED:
+        return value
+    ids = value
+    if isinstance(value, str):
+        parts = [part.strip() for part in value.strip("[] ").split(",")]
+        ids = [int(part) for part in parts] if all(part.isdecimal() for part in parts) else None
+    if not isinstance(ids, list) or not ids or any(type(id) is not int or id < 0 for id in ids):
+        raise ValueError(
+            f"`stop_token_ids` must be {DECLARED!r} or ids of tokens such as [151643, 151645], got {value!r}."
+        )
+    return ids
 
 
 def check_fixed(values: Mapping[str, Any]) -> None:

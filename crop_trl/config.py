@@ -132,6 +132,12 @@ class CROPConfig(GRPOConfig):
     teacher_server_timeout: float = option(
         600.0, "Seconds that training waits for a teacher server that fails before it ends with an error."
     )
+    stop_token_ids: list[int] | str | None = option(
+        None,
+        "Token ids that end a response beside the student's own; declared: those that the teacher's generation_config "
+        "and tokenizer name. All of them count as one: where a response ends, both models' log-probability is that of "
+        "any of them. Not with `teacher_server_urls`. By default the student's own alone, each by itself.",
+    )
     preflight: bool = option(True, "Check teacher, prompts and settings together on one row before training.")
     score_tokens_per_batch: int = option(16384, "Tokens of one scoring forward, padding included.")
     compile_layers: bool = option(
@@ -152,6 +158,7 @@ class CROPConfig(GRPOConfig):
         if isinstance(self.report_to, str) and "," in self.report_to:
             # A command line cannot give a list here.
             self.report_to = [name.strip() for name in self.report_to.split(",") if name.strip()]
+        self.stop_token_ids = checks.stop_tokens(self.stop_token_ids)
         if self.epsilon_high is None:
             self.epsilon_high = self.epsilon
         self._check_own_fields()

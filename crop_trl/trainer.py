@@ -49,6 +49,7 @@ from .training.callbacks import (
 )
 from .training.cards import ModelCards, describe_run
 from .training.checkpoints import WholeCheckpoints, checkpoint_to_resume
+from .training.ends import check_ends, share_ends
 from .training.export import SelectionExport
 from .training.loss import opd_terms, token_count
 from .training.metrics import StepMetrics
@@ -111,10 +112,14 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         reward_funcs = reward_funcs or no_reward
         check_arguments(model, teacher, reward_funcs, args, **kwargs)
         tokenizer = data.tokenizer_of(model, kwargs.get("processing_class"), "model", args.trust_remote_code)
+        check_ends(args, teacher, tokenizer)
+        teacher_end = None
         if args.teacher_server_urls:
             teacher = connect_teacher(teacher, tokenizer, args)
         else:
-            data.check_same_tokenizer(tokenizer, teacher, teacher_processing_class, args.trust_remote_code)
+            teacher_end = data.check_same_tokenizer(
+                tokenizer, teacher, teacher_processing_class, args.trust_remote_code
+            )
         if train_dataset is not None:
             train_dataset = data.prepare_prompts(train_dataset, tokenizer, args, kwargs.get("tools"))
         if eval_dataset is not None:
@@ -137,17 +142,18 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         self.loss_is_scaled_for_ga = True
         self._start_metrics()
         self._add_callbacks()
-        self.scorers = self._make_scorers(teacher)
+        self.scorers = self._make_scorers(teacher, teacher_end)
         # The update lays responses out as the student's scoring does.
         self._layout = self.scorers["student"].layout
         if args.preflight and train_dataset is not None:
             self._preflight(next(iter(train_dataset), None))
+        share_ends(self)
 
-    def _make_scorers(self, teacher) -> dict[str, Scorer]:
+    def _make_scorers(self, teacher, teacher_end: int | None) -> dict[str, Scorer]:
         """Teacher and student, made ready to score responses."""
         warn_of_filters(self.model)
         student = make_student(self.model, self.args, self._tokenizer.pad_token_id, self.accelerator)
-        teacher = make_teacher(teacher, self.model, self.args, self._tokenizer, self.accelerator)
+        teacher = make_teacher(teacher, self.model, self.args, self._tokenizer, self.accelerator, teacher_end)
         if not self.args.on_policy and remove_dropout(self.model) and self.accelerator.is_main_process:
             print("Dropout is off: a batch of rollouts feeds several updates, which need the student as it sampled.")
         return {"teacher": teacher, "student": student}
@@ -175,7 +181,7 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
             self._tokenizer,
             top_k=self.args.score_top_k,
             num_tokens=len(self._tokenizer),
-            student_ends=self.eos_token_ids,
+            student_ends=self.eos_token_ids if self.args.stop_token_ids is None else None,
             chat_template_kwargs=self.args.chat_template_kwargs,
         )
         if hasattr(teacher, "stats"):
@@ -389,11 +395,12 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
                 head_positions=batch.positions,
                 head_targets=batch.targets,
             )
+        logprobs, entropy = batch.join_ends(output.logprobs), output.entropy[: len(batch.rows)]
         # On policy and without other student signals, the rollout-time student is the one being trained.
-        old_logprobs = output.logprobs.detach() if inputs.old_logprobs is None else inputs.old_logprobs
+        old_logprobs = logprobs.detach() if inputs.old_logprobs is None else inputs.old_logprobs
 
         terms = opd_terms(
-            output.logprobs,
+            logprobs,
             old_logprobs,
             inputs.teacher_logprobs,
             inputs.base_advantages,
@@ -403,7 +410,7 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
             epsilon_high=self.epsilon_high,
             delta=self.args.delta,
         )
-        self._log_update(inputs, terms, old_logprobs, output.entropy)
+        self._log_update(inputs, terms, old_logprobs, entropy)
         loss = terms.loss.sum() / token_count(terms.loss, inputs.num_items)
         # Gradients are averaged over processes, and the denominator is already that of all of them.
         return loss if inputs.num_items is None else loss * self.accelerator.num_processes

@@ -38,10 +38,10 @@ GPUS = 8 if ONE_GPU else torch.cuda.device_count()
 TOLERANCE = 1e-4 if GPUS > 1 else 1e-5
 EVERY_METHOD = [f"{method}/resident/tied" for method in sorted(METHODS)]
 RESIDENT = ["crop/resident/tied", "tip/resident/untied", "crop-student/resident/tied", "crop/resident/adapter"]
-RESIDENT += ["crop/resident/own"]
-SHARDED = ["crop/sharded/tied", "tip/sharded/untied", "crop/sharded/own"]
+RESIDENT += ["crop/resident/own", "opd/resident/ends"]
+SHARDED = ["crop/sharded/tied", "tip/sharded/untied", "crop/sharded/own", "opd/sharded/ends"]
 CASES = {
-    "ddp": EVERY_METHOD,
+    "ddp": [*EVERY_METHOD, "opd/resident/ends"],
     "zero1": RESIDENT,
     "zero2": RESIDENT,
     "zero3": RESIDENT + SHARDED,

@@ -77,21 +77,30 @@ class PackedBatch:
     """Sequences ready for a forward pass, and which positions of it to project."""
 
     input_ids: torch.Tensor  # [R, L]
-    positions: torch.Tensor  # [N], flat index into R * L of the hidden states that predict
-    targets: torch.Tensor  # [N], response tokens that they predict
+    positions: torch.Tensor  # [N + S * (E - 1)], flat index into R * L of the hidden states that predict
+    targets: torch.Tensor  # response tokens that they predict; behind those the other ends, for each stop
     rows: torch.Tensor  # [N], where each belongs in [B, T], with `columns`
     columns: torch.Tensor
+    stops: torch.Tensor  # [S], which of the N end a response with one of E end tokens that count as one
     num_tokens: int  # without padding
     attention_mask: torch.Tensor | None = None  # only for models that need one
 
     def to(self, device) -> "PackedBatch":
         """Move to a device, without waiting for the copy."""
-        for name in ("input_ids", "positions", "targets", "rows", "columns", "attention_mask"):
+        for name in ("input_ids", "positions", "targets", "rows", "columns", "stops", "attention_mask"):
             tensor = getattr(self, name)
             if tensor is not None:
                 pinned = tensor.pin_memory() if torch.device(device).type == "cuda" else tensor
                 setattr(self, name, pinned.to(device, non_blocking=True))
         return self
+
+    def join_ends(self, logprobs: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities `[N]` of those at all positions: at a stop, of stopping with whatever end."""
+        n = len(self.rows)
+        if not len(self.stops):
+            return logprobs
+        ends = torch.cat([logprobs[self.stops, None], logprobs[n:].view(len(self.stops), -1)], dim=1)
+        return logprobs[:n].index_copy(0, self.stops, ends.logsumexp(1))
 
 
 def pack(
@@ -102,9 +111,11 @@ def pack(
     keep: torch.Tensor | None = None,
     with_attention_mask: bool = False,
     pad_to_multiple_of: int = 1,
+    ends: Sequence[int] = (),
 ) -> PackedBatch:
     """
     Lay out some of the sequences, on the CPU; of their responses, `keep` `[B, T]` says what to project, by default all.
+    A response whose last token is one of `ends`, two or more, has stopped there: the others are projected too.
 
     Lengths alone say what is padding, so a pad token that is also the EOS token is kept. Raises `ValueError` for a
     prompt without tokens, whose first response token nothing predicts.
@@ -112,7 +123,8 @@ def pack(
     lengths = [len(prompt_ids[i]) + len(completion_ids[i]) for i in rows]
     width = padded_length(max(lengths, default=0), pad_to_multiple_of)
     input_ids = torch.full((len(rows), width), pad_token_id, dtype=torch.long)
-    positions, targets, row_index, columns = [], [], [], []
+    positions, targets, row_index, columns, stops = [], [], [], [], []
+    count = 0
     for r, i in enumerate(rows):
         prompt, completion = prompt_ids[i], completion_ids[i]
         if not len(prompt):
@@ -127,12 +139,22 @@ def pack(
         targets.append(ids[len(prompt) + t])
         columns.append(t)
         row_index.append(torch.full_like(t, i))
+        count += len(t)
+        # Only there: an end within a response, as between the turns of a template, stopped nothing.
+        if len(t) and t[-1] == len(completion) - 1 and completion[-1] in ends:
+            stops.append(count - 1)
+    none = torch.empty(0, dtype=torch.long)
+    parts = (positions, targets, row_index, columns)
+    positions, targets, row_index, columns = (torch.cat([*part, none]) for part in parts)
+    stops, ends = torch.tensor(stops, dtype=torch.long), torch.tensor(ends, dtype=torch.long)
+    stop, other = (ends != targets[stops, None]).nonzero(as_tuple=True)
     return PackedBatch(
         input_ids=input_ids,
-        positions=torch.cat(positions) if positions else torch.empty(0, dtype=torch.long),
-        targets=torch.cat(targets) if targets else torch.empty(0, dtype=torch.long),
-        rows=torch.cat(row_index) if row_index else torch.empty(0, dtype=torch.long),
-        columns=torch.cat(columns) if columns else torch.empty(0, dtype=torch.long),
+        positions=torch.cat([positions, positions[stops[stop]]]),
+        targets=torch.cat([targets, ends[other]]),
+        rows=row_index,
+        columns=columns,
+        stops=stops,
         num_tokens=sum(lengths),
         attention_mask=(torch.arange(width) < torch.tensor(lengths)[:, None]).long() if with_attention_mask else None,
     )

@@ -1,5 +1,6 @@
 """Scoring a fixed response with a Hugging Face model, teacher or student."""
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ class ScoringStats:
     tokens: int = 0
     padded_tokens: int = 0
     move_seconds: float = 0.0  # in which weights were brought to the device
+    stops: int = 0  # responses that stopped with one of several end tokens
+    other_ends: int = 0  # those of them where the model gives the other ends more than the sampled one
 
     @property
     def padding_share(self) -> float:
@@ -36,6 +39,7 @@ class ScoringStats:
             "tokens": float(self.tokens),
             "padding_share": self.padding_share,
             **({"move_seconds": self.move_seconds} if self.move_seconds else {}),
+            **({"other_ends": self.other_ends / self.stops} if self.stops else {}),
         }
 
     def reset(self) -> None:
@@ -63,6 +67,7 @@ class LocalScorer:
             Brings the weights to the device for each call of [`LocalScorer.score`].
         pad_to_multiple_of (`int`, *optional*, defaults to `1`):
             Pad each forward to a length that is a multiple of this.
+        end_token_id (`int`, *optional*): What ends a response by the tokenizer, beside the model's own configuration.
     """
 
     remedy = "choose another `attn_implementation` in `teacher_init_kwargs`, such as 'eager'"
@@ -78,6 +83,7 @@ class LocalScorer:
         as_trained: bool = False,
         offload: OffloadedWeights | None = None,
         pad_to_multiple_of: int = 1,
+        end_token_id: int | None = None,
     ):
         self.model = model
         self.top_k = top_k
@@ -90,10 +96,12 @@ class LocalScorer:
         if isinstance(model, PreTrainedModel):
             add_token_head(model)
         self._config = self._bare.config
+        self._end_token_id = end_token_id
         self.layout = {
             "pad_token_id": pad_token_id,
             "with_attention_mask": sees_padding(self._config),
             "pad_to_multiple_of": pad_to_multiple_of,
+            "ends": (),  # which count as one, see [`~crop_trl.training.ends.share_ends`]
         }
 
     @property
@@ -104,7 +112,8 @@ class LocalScorer:
     def ends(self) -> set[int] | None:
         """Ids that end a response for the model; `None` when it does not say."""
         ends = getattr(getattr(self._bare, "generation_config", None), "eos_token_id", None)
-        return ends if ends is None else {ends} if isinstance(ends, int) else set(ends)
+        ends = ends if isinstance(ends, list) else [ends]
+        return {end for end in (*ends, self._end_token_id) if end is not None} or None
 
     @property
     def precision(self) -> str:
@@ -177,6 +186,7 @@ class LocalScorer:
             for p, c in zip(prompt_ids, completion_ids, strict=True)
         ]
         groups = group_by_length(lengths, self.tokens_per_batch)
+        gained = []  # at each stop, of log-probability by all ends over the one that was sampled
         # Before the first forward: in between, one process would gather weights while another counts.
         idle = 0 if self.agree is None else self.agree(len(groups)) - len(groups)
         for rows in groups:
@@ -192,15 +202,21 @@ class LocalScorer:
             self.stats.tokens += batch.num_tokens
             self.stats.padded_tokens += batch.input_ids.numel()
             output = self._forward(batch.to(device), k)
-            where = (batch.rows, batch.columns)
-            token_ids[where] = output.topk_ids.to(device)
-            logprobs[where] = output.topk_logprobs.float().to(device)
-            sampled_logprobs[where] = output.logprobs.float().to(device)
+            where, n = (batch.rows, batch.columns), len(batch.rows)
+            token_ids[where] = output.topk_ids[:n].to(device)
+            logprobs[where] = output.topk_logprobs[:n].float().to(device)
+            of_targets = output.logprobs.float().to(device)
+            sampled_logprobs[where] = joined = batch.join_ends(of_targets)
+            gained.append(joined[batch.stops] - of_targets[batch.stops])
         one_token = [[self.layout["pad_token_id"]]]
         for _ in range(idle):
             batch = pack(one_token, one_token, [0], **self.layout)
             self._forward(batch.to(device), k)
 
+        if self.layout["ends"] and gained:
+            gained = torch.cat(gained)
+            self.stats.stops += len(gained)
+            self.stats.other_ends += int((gained > math.log(2)).sum())
         completion_lengths = torch.tensor([len(c) for c in completion_ids], device=device)
         mask = torch.arange(shape[1], device=device) < completion_lengths[:, None]
         return TopKLogprobs(token_ids, logprobs, sampled_logprobs, mask)

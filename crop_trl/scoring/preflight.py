@@ -45,12 +45,13 @@ def run_preflight(
     *,
     top_k: int,
     num_tokens: int,
-    student_ends: Iterable[int],
+    student_ends: Iterable[int] | None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> PreflightReport:
     """
-    Check a teacher on one row, in two calls of `score`. Raises `ValueError` for prompts rendered unlike the original,
-    fewer entries than K, scores that are not finite, or that depend on what else is in the batch.
+    Check a teacher on one row, in two calls of `score`, and warn when it ends a response otherwise than `student_ends`.
+    Raises `ValueError` for prompts rendered unlike the original, fewer entries than K, scores that are not finite, or
+    that depend on what else is in the batch.
     """
     prompts = {kind: tokenize_variants([row], kind, tokenize)[0] for kind in kinds}
     suffix = generation_suffix(tokenizer, row["prompt"], **(chat_template_kwargs or {}))
@@ -58,7 +59,8 @@ def run_preflight(
         for ids in several:
             check_rendering(PROMPT_COLUMNS[kind], ids, suffix)
     teacher_ends = getattr(scorer, "ends", None)
-    _warn_of_ends(set(student_ends), teacher_ends, tokenizer)
+    if student_ends is not None:
+        _warn_of_ends(set(student_ends), teacher_ends, tokenizer)
 
     prompt = prompts["original"][0]
     others = [ids for kind in kinds for ids in prompts[kind]]
@@ -106,12 +108,12 @@ def check_own_logits(scorer: LocalScorer, prompt: Sequence[int], response: Seque
 
 
 def _warn_of_ends(student: set[int], teacher: set[int] | None, tokenizer) -> None:
-    if teacher is None or student & teacher:
+    if teacher is None or student == teacher:
         return
     names = [", ".join(repr(tokenizer.decode([i])) for i in sorted(ends)) for ends in (student, teacher)]
     warnings.warn(
-        f"The student ends a response with {names[0]} and the teacher with {names[1]}: the teacher will push the "
-        "student away from ending its responses; use a chat template or a `generation_config` that ends with the "
-        "teacher's.",
+        f"The student ends a response with {names[0]} and the teacher with {names[1]}: the teacher may push the "
+        "student away from ending its responses; set `stop_token_ids` to 'declared', by which all of them count as "
+        "one, or give both the same `generation_config`.",
         stacklevel=4,
     )

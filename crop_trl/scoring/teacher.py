@@ -68,8 +68,12 @@ def make_teacher(
     args,
     tokenizer: PreTrainedTokenizerBase,
     accelerator: Accelerator,
+    end_token_id: int | None = None,
 ) -> Scorer:
-    """The scorer of a teacher: of a model, of one that is loaded from a path, or the scorer that is given."""
+    """
+    The scorer of a teacher: of a model, of one that is loaded from a path, or the scorer that is given; `end_token_id`
+    is that of its tokenizer.
+    """
     sharded, num_tokens = args.teacher_placement == "sharded", len(tokenizer)
     if isinstance(teacher, str):
         init_kwargs = {
@@ -106,6 +110,7 @@ def make_teacher(
         "pad_token_id": tokenizer.pad_token_id,
         "tokens_per_batch": args.score_tokens_per_batch,
         "pad_to_multiple_of": args.pad_to_multiple_of,
+        "end_token_id": end_token_id,
     }
     if sharded:
         add_token_head(teacher)

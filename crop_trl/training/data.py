@@ -202,15 +202,16 @@ def tokenizer_of(model, processing_class, setting: str, trust_remote_code: bool 
         ) from error
 
 
-def check_same_tokenizer(student, teacher, processing_class=None, trust_remote_code: bool = False) -> None:
+def check_same_tokenizer(student, teacher, processing_class=None, trust_remote_code: bool = False) -> int | None:
     """
     Raise `ValueError`, naming a token, unless every id means the same to student and teacher; a scorer is believed.
+    Returned is the end token of the teacher's tokenizer, where there is one.
     """
     if student is None or not isinstance(teacher, (str, PreTrainedModel)):
-        return
+        return None
     theirs = tokenizer_of(teacher, processing_class, "teacher_model_name_or_path", trust_remote_code)
     if theirs is None:
-        return
+        return None
     vocab, other = student.get_vocab(), theirs.get_vocab()
     for token, index in sorted(vocab.items(), key=lambda item: item[1]):
         if other.get(token) != index:
@@ -218,3 +219,4 @@ def check_same_tokenizer(student, teacher, processing_class=None, trust_remote_c
                 f"Student and teacher tokenizers differ: {token!r} is {index} for the student and "
                 f"{other.get(token, 'unknown')} to the teacher; choose a teacher of the same family."
             )
+    return theirs.eos_token_id

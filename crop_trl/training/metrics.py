@@ -112,7 +112,9 @@ class StepMetrics:
         means.add("sampling/logprob_plus_entropy", old_logprobs + entropy, counted)
         if inputs.engine_logprobs is not None:
             gap = (old_logprobs - inputs.engine_logprobs).abs()
-            means.add("sampling/sampling_logp_difference/mean", gap, torch.isfinite(gap) & counted)
+            # The engine knows the sampled end token alone.
+            compared = (torch.isfinite(gap) & counted).index_fill(0, inputs.batch.stops, False)
+            means.add("sampling/sampling_logp_difference/mean", gap, compared)
         if mode == "eval":
             # Evaluation logs means over all its tokens: summed here, reduced once in `log`.
             means.add("loss", terms.loss, counted)

@@ -2,7 +2,7 @@
 
 Started by `accelerate launch` or `torchrun`; process 0 writes masks, loss, gradient norm and gradient of every case. A
 case is `method/placement/model`, such as `crop/sharded/untied`; an `adapter` is trained on frozen weights, and `own`
-takes the road of heads that are more than a matrix.
+takes the road of heads that are more than a matrix; with `ends` half of the responses end with one of twenty tokens.
 """
 
 import argparse
@@ -66,6 +66,8 @@ def run(case: str, args) -> dict[str, torch.Tensor]:
     if model == "own":
         # As with a head that is more than a matrix: the model's own forward makes the logits.
         student._head_is_matrix = teacher._head_is_matrix = False
+    if model == "ends":
+        teacher.generation_config.eos_token_id = list(range(5, 25))
     trainer = make_trainer(
         args.output / "run" / case,
         student=student,
@@ -75,6 +77,7 @@ def run(case: str, args) -> dict[str, torch.Tensor]:
         method=method,
         peft_config=adapter,
         teacher_placement=placement,
+        stop_token_ids="declared" if model == "ends" else None,
         per_device_train_batch_size=args.per_device,
         # Fewer prompts than two processes share evenly.
         eval_dataset=make_rows(5, seed=9),
