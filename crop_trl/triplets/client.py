@@ -59,26 +59,18 @@ class Answer:
 
 
 class Client:
-    """
-    Sends chat requests to one endpoint.
-
-    Attributes:
-        accepted (`bool`): Whether such a request has been answered, now or earlier: one that is turned down is then a
-            case of its own.
-        mode (`str` or `None`): How JSON is asked for; `None` until the first answer.
-        retries (`Counter`): Repeated requests by cause.
-    """
+    """Sends chat requests to one endpoint."""
 
     def __init__(self, settings: TripletSettings, known_mode: str | None = None, accepted: bool = False):
         self.settings = settings
         self.redact = Redactor(*settings.secrets())
         self._modes = MODES[MODES.index(known_mode) :] if known_mode in MODES else MODES
-        self.mode = None
+        self.mode: str | None = None  # how JSON is asked for, once that is known
         if settings.response_format != "auto":
             self._modes, self.mode = (settings.response_format,), settings.response_format
-        self.retries: Counter = Counter()
+        self.retries: Counter = Counter()  # by cause
         self.stopping = asyncio.Event()
-        self.accepted = accepted
+        self.accepted = accepted  # one was answered, now or earlier: another that is turned down is a case of its own
         self._answered = False  # by this process
         self._waiting = Waiting()
         self._openai = openai.AsyncOpenAI(
@@ -96,15 +88,7 @@ class Client:
         await self._openai.close()
 
     async def complete(self, messages: list[dict[str, str]], name: str, schema: Mapping[str, Any]) -> Answer:
-        """
-        Send a request and return its answer, whatever it says.
-
-        Raises:
-            `RequestFailed`: no answer after all repetitions.
-            `RequestRefused`: the endpoint turned this request down.
-            `EndpointError`: the endpoint is down, refuses the key or does not know the model.
-            `Stopped`: the run was stopped while the request waited to be repeated.
-        """
+        """Send a request and return its answer, whatever it says."""
         # Until one is answered, each request finds out for itself how JSON may be asked for: none waits for another.
         modes = [self.mode] if self.mode else list(self._modes)
         while True:

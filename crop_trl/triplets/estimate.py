@@ -15,14 +15,7 @@ REPAIR_SHARE = 0.05  # of the problems go into a further round; the paper saw 3.
 
 
 def dry_run(settings: TripletSettings) -> str:
-    """
-    Two filled requests, and an estimate of requests, tokens and dollars for the whole input.
-
-    The critic's request shows placeholders where a generator's candidates would stand. Needs no key.
-
-    Raises:
-        `ValueError`: an input or a template that cannot work.
-    """
+    """Two filled requests (the critic's without real candidates), and an estimate for the whole input; needs no key."""
     templates = load_templates(settings.templates, settings.domain)
     problem_set = read_problems(settings, templates.domain)
     problems = [problem for problem in problem_set.problems if not problem.excluded]

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -137,11 +137,6 @@ class Ledger:
                     raise ValueError(
                         f"{self.path} is not a ledger of this program; move it away or give another `output`."
                     )
-
-
-def read_entries(path: str | Path) -> Iterator[dict[str, Any]]:
-    """The readable answers of a ledger, without opening it for writing: a run may be going on."""
-    return (entry for _, entry in files.read_entries(path) if "key" in entry)
 
 
 class Known:

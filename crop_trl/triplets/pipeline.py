@@ -45,27 +45,14 @@ class TripletRun:
 
 def generate_triplets(settings: TripletSettings, progress: bool = True) -> TripletRun:
     """
-    Make triplets of all problems that `settings` name, or go on with a run that was interrupted.
-
-    Works where an event loop runs already (a notebook) by using a thread.
-
-    Args:
-        settings ([`TripletSettings`]): What to read, whom to ask, where to write.
-        progress (`bool`, *optional*, defaults to `True`): Show a progress bar.
-
-    Returns:
-        The [`TripletRun`]; the output directory holds the records (`triplets.jsonl`, `incomplete.jsonl`).
-
-    Raises:
-        `ValueError`: a setting or an input that cannot work, or another run in the directory; nothing was sent.
-        `LedgerError`: the records cannot be written.
+    Make triplets of all problems that `settings` name, or go on with a run that was interrupted. The output directory
+    holds the records. Raises `ValueError` where nothing was sent, `LedgerError` where records cannot be written.
     """
-
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(_generate(settings, progress))
-    with ThreadPoolExecutor(1, thread_name_prefix="triplets") as thread:
+    with ThreadPoolExecutor(1, thread_name_prefix="triplets") as thread:  # a notebook has a loop of its own
         return thread.submit(asyncio.run, _generate(settings, progress)).result()
 
 

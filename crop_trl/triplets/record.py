@@ -113,30 +113,7 @@ def build_dataset(
     paraphrases: int = 1,
     prompts_alone: bool = False,
 ) -> tuple[datasets.Dataset, AdapterReport]:
-    """
-    Turn triplet records into the trainer's columns, keeping those whose three flags are all true.
-
-    Args:
-        records (iterable of mappings):
-            Triplet records.
-        template (`str`, *optional*):
-            Answer-format wrapper holding `{problem}` once, put around all problems alike.
-        conversational (`bool`, *optional*, defaults to `True`):
-            Prompts as chat messages, a single user turn (the trainer applies the chat template), or as plain text.
-        counterfactuals, paraphrases (`int`, *optional*, defaults to `1`):
-            How many of each to use at most; beyond the first they come from a record's `alternates`, and the row has
-            the plural column too.
-        prompts_alone (`bool`, *optional*, defaults to `False`):
-            Whether to take records that are no triplets at all as well, with a `problem` (or a `prompt`, which is not
-            wrapped): enough for methods that read nothing else, and for evaluation.
-
-    Returns:
-        The dataset and an [`AdapterReport`].
-
-    Raises:
-        `ValueError`: a template without `{problem}`, a count below 1, or no record left; the message says why each
-        record left.
-    """
+    """[`load_triplets`] of records that are read already."""
     import datasets  # takes two seconds, which those who make triplets need not wait
 
     check_template(template)
@@ -209,19 +186,27 @@ def load_triplets(
     prompts_alone: bool = False,
 ) -> tuple[datasets.Dataset, AdapterReport]:
     """
-    Read triplet records and make a dataset of those fit for training: [`load_records`], then [`build_dataset`].
+    Read triplet records and turn those whose three flags are all true into the trainer's columns.
 
     Args:
         source (`str`): A JSONL, JSON, CSV or Parquet file, or a hub dataset's name.
         split (`str`): Of a hub dataset.
-        template (`str`): Wrapper put round each problem.
-        conversational (`bool`): Chat messages or plain text.
-        counterfactuals, paraphrases (`int`): Most of each that a row has.
-        prompts_alone (`bool`): Whether records that are no triplets do as well.
+        template (`str`): Answer-format wrapper holding `{problem}` once, put round all problems alike.
+        conversational (`bool`): Prompts as chat messages, a single user turn, or as plain text.
+        counterfactuals, paraphrases (`int`):
+            How many of each to use at most; beyond the first they come from a record's `alternates`, and the row has
+            the plural column too.
+        prompts_alone (`bool`):
+            Whether to take records that are no triplets at all as well, with a `problem` (or a `prompt`, which is not
+            wrapped): enough for methods that read nothing else, and for evaluation.
+
+    Returns:
+        The dataset and an [`AdapterReport`].
 
     Raises:
         `FileNotFoundError`: `source` looks like a path and no such file exists.
-        `ValueError`: nothing that can be read, or no record fit for training.
+        `ValueError`: nothing that can be read, a template without `{problem}`, a count below 1, or no record fit for
+        training; the message says why each record left.
     """
     records = load_records(source, split)
     return build_dataset(records, template, conversational, counterfactuals, paraphrases, prompts_alone)

@@ -1,13 +1,14 @@
 """A person's check: a page with a sample of triplets, and what comes back from it."""
 
-import json
 import random
+from collections import Counter
 from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jinja2
+from pydantic import BaseModel, ValidationError, field_validator
 from tqdm import tqdm
 
 from ..files import write_text
@@ -18,7 +19,26 @@ from .outputs import OutputDirectory, now, text_hash
 from .record import PROBLEM_FIELDS
 from .report import write_report
 
-VERDICTS = ("accept", "reject", "unsure")
+
+class _Verdict(BaseModel):
+    id: str
+    text_hash: str
+    verdict: Literal["accept", "reject", "unsure"]
+    note: str | None = None
+
+
+class _Review(BaseModel):
+    """What the review page saves."""
+
+    verdicts: list[_Verdict]
+
+    @field_validator("verdicts")
+    @classmethod
+    def _one_each(cls, verdicts: list[_Verdict]) -> list[_Verdict]:
+        for identifier, times in Counter(verdict.id for verdict in verdicts).items():
+            if times > 1:
+                raise ValueError(f"two on {identifier}, of which one holds")
+        return verdicts
 
 
 def write_review_page(directory: str, count: int, seed: int = 42) -> Path:
@@ -42,13 +62,7 @@ def write_review_page(directory: str, count: int, seed: int = 42) -> Path:
 
 
 def apply_review(directory: str, verdicts: str | Path) -> str:
-    """
-    Take over the verdicts that the review page saved: rejected triplets lose `validation_passed`.
-
-    Verdicts are kept in the directory and hold for later runs too, as long as the texts stay the same. Returns the
-    report, with how people and critic agree; raises `ValueError` where the file is not what the page saves or speaks
-    of records that are not there, or a run is going on in the directory.
-    """
+    """Take over the verdicts that the review page saved, here and for later runs, and return the report."""
     output = OutputDirectory(directory)
     output.load_run()
     given = _read_verdicts(Path(verdicts))
@@ -92,31 +106,19 @@ def _item(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_verdicts(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
     """Record id and hash of its texts to the verdict on them."""
-    problem = f"`apply_review` {str(path)!r} is not a file that the review page saved; "
     try:
-        items = json.loads(path.read_text(encoding="utf-8"))["verdicts"]
+        found = _Review.model_validate_json(path.read_bytes()).verdicts
     except FileNotFoundError:
         raise ValueError(f"`apply_review` {str(path)!r} does not exist; give the file that the page saved.") from None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise ValueError(f"{problem}save it again from the page.") from None
-    if not isinstance(items, list):
-        raise ValueError(f"{problem}`verdicts` must be a list.")
+    except (OSError, ValidationError) as error:
+        first = error.errors(include_url=False)[0] if isinstance(error, ValidationError) else {"msg": error.strerror}
+        place = ".".join(map(str, first.get("loc", ())))
+        raise ValueError(
+            f"`apply_review` {str(path)!r} is not a file that the review page saved ({place or 'file'}: "
+            f"{first['msg']}); save it again from the page."
+        ) from None
     time = now()
-    verdicts: dict[tuple[str, str], dict[str, Any]] = {}
-    seen: set[str] = set()
-    for item in items:
-        if not isinstance(item, dict) or not all(isinstance(item.get(name), str) for name in ("id", "text_hash")):
-            raise ValueError(f"{problem}each verdict needs `id` and `text_hash`.")
-        if item.get("verdict") not in VERDICTS:
-            raise ValueError(f"{problem}the verdict on {item['id']} must be one of {', '.join(VERDICTS)}.")
-        note = item.get("note") or ""
-        if not isinstance(note, str):
-            raise ValueError(f"{problem}the note on {item['id']} must be a text.")
-        if item["id"] in seen:
-            raise ValueError(f"{problem}it has two verdicts on {item['id']}; leave the one that holds.")
-        seen.add(item["id"])
-        verdicts[item["id"], item["text_hash"]] = {"verdict": item["verdict"], "note": note, "time": time}
-    return verdicts
+    return {(v.id, v.text_hash): {"verdict": v.verdict, "note": v.note or "", "time": time} for v in found}
 
 
 def _without_verdict(record: Mapping[str, Any]) -> dict[str, Any]:

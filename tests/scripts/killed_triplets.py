@@ -23,11 +23,10 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from triplets.conftest import servers  # noqa: E402
-from triplets.running import KEY, served  # noqa: E402
+from triplets.running import KEY, answers_in, served  # noqa: E402
 from triplets.scripted_server import expected_status  # noqa: E402
 
 from crop_trl.triplets.domain import load_domain  # noqa: E402
-from crop_trl.triplets.ledger import read_entries  # noqa: E402
 from crop_trl.triplets.outputs import OutputDirectory  # noqa: E402
 from crop_trl.triplets.settings import TripletSettings  # noqa: E402
 from crop_trl.triplets.source import read_problems  # noqa: E402
@@ -82,13 +81,13 @@ def main() -> None:
             process.kill()
             process.wait()
             time.sleep(float(args.latency) + 0.2)
-            known_then.append((len(served(log)), {e["answer"]["response_id"] for e in read_entries(output.ledger)}))
+            known_then.append((len(served(log)), {e["answer"]["response_id"] for e in answers_in(output.ledger)}))
             sent, known = known_then[-1]
             print(f"kill {kill + 1}: {sent} answers sent, {len(known)} on disk", flush=True)
         finish(start(*run, url, output.path))
         with urllib.request.urlopen(url.removesuffix("/v1") + "/stats") as reply:
             in_flight = json.load(reply)["most_in_flight"]
-        sent, ledger = served(log), [e["answer"]["response_id"] for e in read_entries(output.ledger)]
+        sent, ledger = served(log), [e["answer"]["response_id"] for e in answers_in(output.ledger)]
         request_of = {answer["id"]: answer["request"] for answer in sent}
         again = lost = 0
         for count, known in known_then:

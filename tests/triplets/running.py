@@ -6,6 +6,7 @@ from pathlib import Path
 
 from triplets.scripted_server import PLANS
 
+from crop_trl.files import read_entries
 from crop_trl.triplets.outputs import OutputDirectory
 from crop_trl.triplets.pipeline import TripletRun, generate_triplets
 from crop_trl.triplets.settings import TripletSettings
@@ -66,6 +67,11 @@ def generate(url: str, source: str, output: str | Path, **changes) -> TripletRun
     return generate_triplets(
         TripletSettings(input=[source], output=str(output), base_url=url, **(FAST | changes)), False
     )
+
+
+def answers_in(ledger: Path) -> list[dict]:
+    """The answers in a ledger, while a run may be going on."""
+    return [entry for _, entry in read_entries(ledger) if "key" in entry]
 
 
 def stats(url: str, page: str = "stats") -> dict:

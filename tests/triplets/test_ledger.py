@@ -5,10 +5,11 @@ import subprocess
 import sys
 
 import pytest
+from triplets.running import answers_in
 
 from crop_trl.files import InUseError
 from crop_trl.triplets.costs import Account
-from crop_trl.triplets.ledger import Known, Ledger, LedgerError, read_entries, request_key
+from crop_trl.triplets.ledger import Known, Ledger, LedgerError, request_key
 from crop_trl.triplets.settings import TripletSettings
 
 
@@ -31,7 +32,7 @@ def test_what_was_appended_is_found_again(tmp_path):
         assert len(ledger) == 100 and ledger.get("k7")["text"].endswith(" 7")
         assert ledger.get("other") is None
     assert sum("key" in entry for entry in seen) == 100
-    assert [entry["key"] for entry in read_entries(path)] == [f"k{n}" for n in range(100)]
+    assert [entry["key"] for entry in answers_in(path)] == [f"k{n}" for n in range(100)]
 
 
 def test_every_length_of_a_half_written_line_is_recovered(tmp_path):

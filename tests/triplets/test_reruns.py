@@ -7,11 +7,10 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from triplets.running import FAST, KEY, every_plan, flags, generate, records_by_id, served
+from triplets.running import FAST, KEY, answers_in, every_plan, flags, generate, records_by_id, served
 from triplets.scripted_server import PLANS
 
 from crop_trl.triplets.costs import Account
-from crop_trl.triplets.ledger import read_entries
 from crop_trl.triplets.outputs import OutputDirectory
 from crop_trl.triplets.prompts import DEFAULT_TEMPLATES
 from crop_trl.triplets.report import build_report, write_report
@@ -142,7 +141,7 @@ def test_a_killed_rerun_with_another_input_leaves_a_true_report(start_server, pr
     rows = ({"id": f"other-{n}", "problem": f"[plan:good] {n} and 2"} for n in range(60))
     source = problems(*rows, name="others.jsonl")
     process = program("--input", source, "--output", str(output.path), "--base-url", url, "--concurrency", "2")
-    while sum(1 for _ in read_entries(output.ledger)) < 14:
+    while len(answers_in(output.ledger)) < 14:
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
     process.kill()
@@ -193,7 +192,7 @@ def test_a_full_disk_is_named_and_costs_nothing(start_server, problems, program,
     errors = [line for line in process.communicate()[1].splitlines() if line.startswith("error:")]
     assert process.returncode == 1 and len(errors) == 1
     assert f"{unwritten}.jsonl cannot be written (File too large)" in errors[0] and "make room" in errors[0]
-    kept = {entry["answer"]["response_id"] for entry in read_entries(output.ledger)}
+    kept = {entry["answer"]["response_id"] for entry in answers_in(output.ledger)}
     assert len(served(log)) - len(kept) <= 2 * (unwritten == "ledger")
     assert generate(url, source, output.path).stopped is None
     assert len(records_by_id(output.path)) == count and len(served(log)) <= 2 * count + 2
@@ -205,7 +204,7 @@ def test_a_folder_that_is_deleted_ends_the_run(start_server, problems, program, 
     url = start_server("--log", str(log), "--latency", "0.02")
     source = problems(*(f"[plan:good] {n} and 1" for n in range(2_000)))
     process = program("--input", source, "--output", str(output), "--base-url", url, "--concurrency", "8")
-    while sum(1 for _ in read_entries(output / "ledger.jsonl")) < 20:
+    while len(answers_in(output / "ledger.jsonl")) < 20:
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
     shutil.rmtree(output)
@@ -221,9 +220,7 @@ def test_nothing_is_sent_that_the_disk_may_not_hold(start_server, problems, tmp_
     url, source = start_server("--log", str(log)), problems(*(f"[plan:good] {n} and 1" for n in range(9)))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=200_000))
     result = generate(url, source, output, concurrency=5)
-    assert "has only 0.2 MB left" in str(result.error) and len(served(log)) == sum(
-        1 for _ in read_entries(output / "ledger.jsonl")
-    )
+    assert "has only 0.2 MB left" in str(result.error) and len(served(log)) == len(answers_in(output / "ledger.jsonl"))
     assert 0 < len(served(log)) <= 3
     monkeypatch.undo()
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
@@ -248,18 +245,18 @@ def test_kill_9_loses_only_what_was_in_flight(start_server, problems, program, t
     kills = []
     for answers in (40, 110):
         process = program(*command)
-        while sum(1 for _ in read_entries(ledger)) < answers:
+        while len(answers_in(ledger)) < answers:
             assert process.poll() is None, process.communicate()
             time.sleep(0.01)
         process.kill()
         process.communicate()
-        kills.append((len(served(log)), {entry["answer"]["response_id"] for entry in read_entries(ledger)}))
+        kills.append((len(served(log)), {entry["answer"]["response_id"] for entry in answers_in(ledger)}))
     final = program(*command)
     _, errors = final.communicate()
     assert final.returncode == 0, errors
     answers = served(log)
     request_of = {answer["id"]: answer["request"] for answer in answers}
-    at_end = {entry["answer"]["response_id"] for entry in read_entries(ledger)}
+    at_end = {entry["answer"]["response_id"] for entry in answers_in(ledger)}
     for sent, known in kills:
         assert known <= at_end
         asked_later = {answer["request"] for answer in answers[sent:]}

@@ -9,11 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
-from triplets.running import KEY, every_plan, generate, records_by_id, served, stats
+from triplets.running import KEY, answers_in, every_plan, generate, records_by_id, served, stats
 from triplets.scripted_server import PLANS, RAW_REPLIES
 
 from crop_trl.prompts import DEFAULT_PROMPT_TEMPLATE, wrap_problem
-from crop_trl.triplets.ledger import read_entries
 from crop_trl.triplets.outputs import OutputDirectory
 from crop_trl.triplets.pipeline import generate_triplets
 from crop_trl.triplets.record import load_triplets
@@ -188,14 +187,14 @@ def test_an_interrupt_finishes_what_is_in_flight(start_server, problems, program
     url = start_server("--log", str(log), "--latency", "0.3")
     source = problems(*(f"[plan:good] {n} and 5" for n in range(200)))
     process = program("--input", source, "--output", str(output), "--base-url", url, "--concurrency", "8")
-    while sum(1 for _ in read_entries(output / "ledger.jsonl")) < 20:
+    while len(answers_in(output / "ledger.jsonl")) < 20:
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     printed, errors = process.communicate(timeout=20)
     assert process.returncode == 3, errors
     assert "waiting for the requests in flight" in errors and "run again to go on" in errors
-    entries = list(read_entries(output / "ledger.jsonl"))
+    entries = answers_in(output / "ledger.jsonl")
     assert len(entries) == len(served(log)) < 400  # every answer that was sent is kept
     assert "Not finished (run again)" in printed
     assert len(records_by_id(output)) >= 8
