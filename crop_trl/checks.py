@@ -104,6 +104,7 @@ def check_teacher(
     quantization: str | None = None,
     server_urls: Sequence[str] | None = None,
     init_kwargs: Mapping[str, Any] | None = None,
+    revision: str | None = None,
 ) -> None:
     """The settings that begin with `teacher_` are known and do not contradict each other."""
     for name, value, known in (
@@ -122,6 +123,7 @@ def check_teacher(
             "teacher_placement": None if placement == "resident" else placement,
             "teacher_quantization": quantization,
             "teacher_init_kwargs": init_kwargs,
+            "teacher_revision": revision,
         }
         for name, value in local.items():
             if value:

@@ -112,6 +112,7 @@ class CROPConfig(GRPOConfig):
     teacher_model_name_or_path: str | None = option(
         None, "Teacher, when it is not passed to the trainer; with `teacher_server_urls` the name it is served under."
     )
+    teacher_revision: str | None = option(None, "Branch, tag or commit of a teacher from the hub.")
     teacher_init_kwargs: dict[str, Any] | str | None = option(
         None,
         "Keyword arguments of `from_pretrained` for the teacher, a dict or JSON; `dtype` defaults to that of training.",
@@ -203,6 +204,12 @@ class CROPConfig(GRPOConfig):
         return copy
 
     @property
+    def teacher_kwargs(self) -> dict[str, Any]:
+        """Keyword arguments of `from_pretrained` for the teacher, its revision among them."""
+        pinned = {"revision": self.teacher_revision} if self.teacher_revision else {}
+        return {**pinned, **(self.teacher_init_kwargs or {})}
+
+    @property
     def windows_per_generation(self) -> int:
         """Optimizer steps that one batch of rollouts feeds, before it is reused."""
         return self.steps_per_generation // self.gradient_accumulation_steps
@@ -248,7 +255,7 @@ class CROPConfig(GRPOConfig):
         checks.check_numbers(values("learning_rate", "max_grad_norm", "credit_lambda"), 0, optional=True)
         checks.check_numbers(values("iw_max_weight", "teacher_server_timeout"), 1)
         where = (self.teacher_placement, self.teacher_quantization, self.teacher_server_urls)
-        checks.check_teacher(*where, self.teacher_init_kwargs)
+        checks.check_teacher(*where, self.teacher_init_kwargs, self.teacher_revision)
         for name in ("teacher_init_kwargs", "model_init_kwargs"):
             if isinstance(getattr(self, name), dict):
                 checks.check_init_kwargs(name, getattr(self, name))

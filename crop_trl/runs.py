@@ -31,8 +31,12 @@ class ScriptArguments:
 
     dataset_name: str | None = option(None, "File (JSONL, JSON, CSV, Parquet) or hub dataset of triplet records.")
     dataset_split: str = option("train", "Split of a hub dataset.")
+    dataset_config: str | None = option(None, "Configuration of a hub dataset.")
+    dataset_revision: str | None = option(None, "Branch, tag or commit of a hub dataset.")
     eval_dataset_name: str | None = option(None, "The same for held-out problems; without it nothing is evaluated.")
     eval_dataset_split: str = option("test", "Split of a hub dataset.")
+    eval_dataset_config: str | None = option(None, "Configuration of a hub dataset.")
+    eval_dataset_revision: str | None = option(None, "Branch, tag or commit of a hub dataset.")
     prompt_template: str = option(
         DEFAULT_PROMPT_TEMPLATE, "Answer-format wrapper put around every problem; holds {problem} once."
     )
@@ -69,12 +73,16 @@ class ScriptArguments:
         }
         alone = prompt_kinds(get_method(args.method).needs) == ["original"]
         found = []
-        for kind, name, split, prompts_alone in (
-            ("Training", self.dataset_name, self.dataset_split, alone),
-            ("Held-out", self.eval_dataset_name, self.eval_dataset_split, True),
-        ):
-            dataset, report = load_triplets(name, split, **adapter, prompts_alone=prompts_alone) if name else (None, "")
-            if dataset is not None and args.process_index == 0:
+        for kind, prefix, prompts_alone in (("Training", "", alone), ("Held-out", "eval_", True)):
+            name, split, config, revision = (
+                getattr(self, f"{prefix}dataset_{what}") for what in ("name", "split", "config", "revision")
+            )
+            if not name:
+                found.append(None)
+                continue
+            hub = {"split": split, "config": config, "revision": revision}
+            dataset, report = load_triplets(name, **hub, **adapter, prompts_alone=prompts_alone)
+            if args.process_index == 0:
                 print(f"{kind} triplets: {report}.")
             found.append(dataset)
         return tuple(found)
@@ -82,7 +90,9 @@ class ScriptArguments:
     def describe(self) -> dict:
         """What the model card and the trackers are told of the data."""
         names = ("dataset_name", "eval_dataset_name", "prompt_template", "num_counterfactuals", "num_paraphrases")
-        return {name: getattr(self, name) for name in names}
+        hub = (f"{part}dataset_{what}" for part in ("", "eval_") for what in ("config", "revision"))
+        pinned = {name: value for name in hub if (value := getattr(self, name))}
+        return {**{name: getattr(self, name) for name in names}, **pinned}
 
 
 @documented

@@ -111,15 +111,15 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         teacher = args.teacher_model_name_or_path if teacher is None else teacher
         reward_funcs = reward_funcs or no_reward
         check_arguments(model, teacher, reward_funcs, args, **kwargs)
-        tokenizer = data.tokenizer_of(model, kwargs.get("processing_class"), "model", args.trust_remote_code)
+        trust, revision = args.trust_remote_code, (args.model_init_kwargs or {}).get("revision")
+        tokenizer = data.tokenizer_of(model, kwargs.get("processing_class"), "model", trust, revision)
         check_ends(args, teacher, tokenizer)
         teacher_end = None
         if args.teacher_server_urls:
             teacher = connect_teacher(teacher, tokenizer, args)
         else:
-            teacher_end = data.check_same_tokenizer(
-                tokenizer, teacher, teacher_processing_class, args.trust_remote_code
-            )
+            revision = args.teacher_kwargs.get("revision")
+            teacher_end = data.check_same_tokenizer(tokenizer, teacher, teacher_processing_class, trust, revision)
         if train_dataset is not None:
             train_dataset = data.prepare_prompts(train_dataset, tokenizer, args, kwargs.get("tools"))
         if eval_dataset is not None:

@@ -296,10 +296,15 @@ def warn_of_memory(args, student: str, teacher: str | None, model_fields: Mappin
     if not torch.cuda.is_available() or args.use_cpu:
         return
     try:
-        trust = {"trust_remote_code": args.trust_remote_code}
-        student_shape = ModelShape.of(AutoConfig.from_pretrained(student, **trust))
+
+        def shape(model: str, given: Mapping[str, Any] | None) -> ModelShape:
+            revision = (given or {}).get("revision") or "main"
+            loading = {"trust_remote_code": args.trust_remote_code, "revision": revision}
+            return ModelShape.of(AutoConfig.from_pretrained(model, **loading))
+
+        student_shape = shape(student, args.model_init_kwargs)
         remote = teacher is None or bool(args.teacher_server_urls)
-        teacher_shape = None if remote else ModelShape.of(AutoConfig.from_pretrained(teacher, **trust))
+        teacher_shape = None if remote else shape(teacher, args.teacher_kwargs)
         zero, whole = zero_stage(args), "ddp" if args.world_size > 1 else "single"
         settings = settings_from(
             {**vars(args), **(model_fields or {})},

@@ -79,7 +79,7 @@ def make_teacher(
         init_kwargs = {
             "dtype": "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32",
             "trust_remote_code": args.trust_remote_code,
-            **(args.teacher_init_kwargs or {}),
+            **args.teacher_kwargs,
         }
         if args.teacher_quantization is not None:
             init_kwargs["quantization_config"] = quantization_config(args.teacher_quantization, init_kwargs["dtype"])
@@ -88,7 +88,7 @@ def make_teacher(
             init_kwargs.setdefault("device_map", {"": accelerator.device})
         # ZeRO-3 splits the weights as they are read, so that no process ever holds them all.
         with nullcontext() if sharded and DistributedBackend(accelerator).is_zero3 else load_whole():
-            teacher = _load(teacher, init_kwargs, args.teacher_init_kwargs)
+            teacher = _load(teacher, init_kwargs, args.teacher_kwargs)
     if isinstance(teacher, PeftModel):
         teacher = teacher.get_base_model()  # whose layers hold the adapter
     if not isinstance(teacher, PreTrainedModel):

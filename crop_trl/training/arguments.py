@@ -61,7 +61,9 @@ def ready_student(model, args: CROPConfig):
         loading = {"dtype": "float32", "trust_remote_code": args.trust_remote_code, **given}
         return AutoPeftModelForCausalLM.from_pretrained(model, is_trainable=True, **loading)
     if isinstance(model, str):
-        named = AutoConfig.from_pretrained(model, trust_remote_code=args.trust_remote_code).architectures
+        revision = (args.model_init_kwargs or {}).get("revision") or "main"
+        config = AutoConfig.from_pretrained(model, trust_remote_code=args.trust_remote_code, revision=revision)
+        named = config.architectures
         kind = getattr(transformers, (named or [""])[0], None)
     else:
         kind = type(model.get_base_model() if isinstance(model, PeftModel) else model)

@@ -70,7 +70,8 @@ def describe_run(teacher, args: CROPConfig, settings: Mapping[str, Any] | None =
         teacher = teacher.name_or_path or type(teacher).__name__
     elif not isinstance(teacher, str):
         teacher = args.teacher_model_name_or_path or type(teacher).__name__
-    return {name: public_name(value) for name, value in {"teacher": teacher, **(settings or {})}.items()}
+    pinned = {"teacher_revision": args.teacher_revision} if args.teacher_revision else {}
+    return {name: public_name(value) for name, value in {"teacher": teacher, **pinned, **(settings or {})}.items()}
 
 
 def method_card(args: CROPConfig, settings: Mapping[str, Any] | None = None) -> dict[str, str]:

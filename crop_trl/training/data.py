@@ -181,7 +181,7 @@ def _fitting(dataset, check: RowCheck, talk: bool, progress: bool):
     return kept
 
 
-def tokenizer_of(model, processing_class, setting: str, trust_remote_code: bool = False):
+def tokenizer_of(model, processing_class, setting: str, trust_remote_code: bool = False, revision: str | None = None):
     """
     The tokenizer of a path or a model, or `None` when nothing tells. Raises `ValueError`, naming `setting`, for a path
     without.
@@ -193,7 +193,7 @@ def tokenizer_of(model, processing_class, setting: str, trust_remote_code: bool 
     if not source:
         return None
     try:
-        return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code, revision=revision or "main")
     except (OSError, ValueError) as error:
         raise ValueError(
             f"No tokenizer can be loaded from `{setting}` {source!r}; give a folder with a saved model and tokenizer, "
@@ -202,14 +202,16 @@ def tokenizer_of(model, processing_class, setting: str, trust_remote_code: bool 
         ) from error
 
 
-def check_same_tokenizer(student, teacher, processing_class=None, trust_remote_code: bool = False) -> int | None:
+def check_same_tokenizer(
+    student, teacher, processing_class=None, trust_remote_code: bool = False, revision: str | None = None
+) -> int | None:
     """
     Raise `ValueError`, naming a token, unless every id means the same to student and teacher; a scorer is believed.
     Returned is the end token of the teacher's tokenizer, where there is one.
     """
     if student is None or not isinstance(teacher, (str, PreTrainedModel)):
         return None
-    theirs = tokenizer_of(teacher, processing_class, "teacher_model_name_or_path", trust_remote_code)
+    theirs = tokenizer_of(teacher, processing_class, "teacher_model_name_or_path", trust_remote_code, revision)
     if theirs is None:
         return None
     vocab, other = student.get_vocab(), theirs.get_vocab()

@@ -153,8 +153,17 @@ def build_dataset(
     return datasets.Dataset.from_list(rows), report
 
 
-def load_records(source: str, split: str = "train", setting: str = "dataset_name") -> list[dict[str, Any]]:
-    """Triplet records, or other rows, of a JSONL, JSON, CSV or Parquet file or a hub dataset; errors name `setting`."""
+def load_records(
+    source: str,
+    split: str = "train",
+    setting: str = "dataset_name",
+    config: str | None = None,
+    revision: str | None = None,
+) -> list[dict[str, Any]]:
+    """
+    Triplet records, or other rows, of a JSONL, JSON, CSV or Parquet file or a hub dataset, whose `split`, `config` and
+    `revision` the rest says; errors name `setting`.
+    """
     path = Path(source)
     if path.is_file():
         rows = read_rows(path)
@@ -168,11 +177,13 @@ def load_records(source: str, split: str = "train", setting: str = "dataset_name
     import datasets
 
     try:
-        return list(datasets.load_dataset(source, split=split))
+        return list(datasets.load_dataset(source, config, split=split, revision=revision))
     except (OSError, ValueError) as error:
+        # The first two lines: the second has the configurations to choose from.
+        reason = " ".join(str(error).split("\n")[:2]) or type(error).__name__
         raise ValueError(
             f"`{setting}` {source!r} is no file here, and no dataset of that name can be loaded from the hub "
-            f"({(str(error).splitlines() or [type(error).__name__])[0]})."
+            f"({reason})."
         ) from error
 
 
@@ -184,6 +195,8 @@ def load_triplets(
     counterfactuals: int = 1,
     paraphrases: int = 1,
     prompts_alone: bool = False,
+    config: str | None = None,
+    revision: str | None = None,
 ) -> tuple[datasets.Dataset, AdapterReport]:
     """
     Read triplet records and turn those whose three flags are all true into the trainer's columns.
@@ -199,6 +212,7 @@ def load_triplets(
         prompts_alone (`bool`):
             Whether to take records that are no triplets at all as well, with a `problem` (or a `prompt`, which is not
             wrapped): enough for methods that read nothing else, and for evaluation.
+        config, revision (`str`): Of a hub dataset: its configuration, and a branch, tag or commit.
 
     Returns:
         The dataset and an [`AdapterReport`].
@@ -208,5 +222,5 @@ def load_triplets(
         `ValueError`: nothing that can be read, a template without `{problem}`, a count below 1, or no record fit for
         training; the message says why each record left.
     """
-    records = load_records(source, split)
+    records = load_records(source, split, config=config, revision=revision)
     return build_dataset(records, template, conversational, counterfactuals, paraphrases, prompts_alone)

@@ -45,11 +45,13 @@ class TripletSettings:
     )
     output: str = _option("triplets", "Directory for the ledger, the triplets and the report. Rerun to resume.")
     split: str = _option("train", "Split of a hub dataset.")
+    input_config: str | None = _option(None, "Configuration of a hub dataset.")
+    input_revision: str | None = _option(None, "Branch, tag or commit of a hub dataset.")
     problem_column: str = _option(
         "problem", "Column of the problem: a text, or chat messages with one user turn. Dots reach into a mapping."
     )
-    answer_column: str = _option("answer", "Column of the answer, copied into the record.")
-    id_column: str = _option("id", "Column of the id; rows without one are numbered.")
+    answer_column: str = _option("answer", "Column of the answer, dots as above; copied into the record.")
+    id_column: str = _option("id", "Column of the id, dots as above; rows without one are numbered.")
     input_template: str | None = _option(
         None, "Answer-format wrapper of the input, holding {problem} once; known wrappers need not be given."
     )

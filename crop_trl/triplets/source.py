@@ -65,7 +65,8 @@ def read_problems(settings: TripletSettings, domain: Domain) -> ProblemSet:
     """Read and screen the input of `settings`; what cannot work is a `ValueError`, or a `FileNotFoundError`."""
     if not settings.input:
         raise ValueError("`input` is empty; give one or more JSONL files, or a hub dataset's name.")
-    rows = [row for source in settings.input for row in load_records(source, settings.split, "input")]
+    hub = (settings.split, "input", settings.input_config, settings.input_revision)
+    rows = [row for source in settings.input for row in load_records(source, *hub)]
     if settings.limit is not None:
         rows = rows[: settings.limit]
     if not rows:

@@ -1,10 +1,12 @@
 """Triplet records and how they become the trainer's columns."""
 
 import csv
+import inspect
 import io
 import json
 import warnings
 
+import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -13,6 +15,8 @@ from hypothesis import strategies as st
 
 from crop_trl.files import FileFormatError, read_jsonl
 from crop_trl.prompts import DEFAULT_PROMPT_TEMPLATE, PROMPT_COLUMNS, check_template, unwrap_problem, wrap_problem
+from crop_trl.runs import ScriptArguments, TrainConfig
+from crop_trl.triplets.domain import load_domain
 from crop_trl.triplets.record import (
     FLAGS,
     PROBLEM_FIELDS,
@@ -21,7 +25,8 @@ from crop_trl.triplets.record import (
     load_triplets,
     reason_to_drop,
 )
-from crop_trl.triplets.source import DAPO_TEMPLATE
+from crop_trl.triplets.settings import TripletSettings
+from crop_trl.triplets.source import DAPO_TEMPLATE, read_problems
 
 
 def record(**changes) -> dict:
@@ -271,3 +276,38 @@ def test_missing_file(source, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError, match=f"{source}.*does not exist"):
         load_records(source)
+
+
+def test_a_hub_dataset_is_asked_for_by_configuration_split_and_revision(monkeypatch):
+    asked, signature = [], inspect.signature(datasets.load_dataset)
+
+    def load_dataset(*args, **kwargs):
+        asked.append(dict(signature.bind(*args, **kwargs).arguments))
+        if kwargs["revision"] == "none":
+            raise ValueError(
+                "Config name is missing.\nPlease pick one among the available configs: ['all', 'en']\nMore"
+            )
+        return [record()]
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    load_triplets("someone/triplets", "test", config="all", revision="v1")
+    script = ScriptArguments(
+        "someone/triplets", dataset_config="en", dataset_revision="v2",
+        eval_dataset_name="someone/held-out", eval_dataset_config="cn", eval_dataset_revision="v3",
+    )  # fmt: skip
+    script.load(TrainConfig("unused", use_cpu=True, bf16=False))
+    problem = {"input": ["someone/problems"], "input_config": "all", "input_revision": "v4"}
+    problem = TripletSettings(**problem, problem_column="original_problem")
+    read_problems(problem, load_domain(problem.domain))
+    fields = ("path", "name", "split", "revision")
+    assert [tuple(call.get(name) for name in fields) for call in asked] == [
+        ("someone/triplets", "all", "test", "v1"),
+        ("someone/triplets", "en", "train", "v2"),
+        ("someone/held-out", "cn", "test", "v3"),
+        ("someone/problems", "all", "train", "v4"),
+    ]
+    described = script.describe()
+    assert (described["dataset_revision"], described["eval_dataset_config"]) == ("v2", "cn")
+    # What the hub has instead is said.
+    with pytest.raises(ValueError, match=r"Config name is missing. Please pick one among .*\['all', 'en'\]\)\.$"):
+        load_triplets("someone/triplets", revision="none")
