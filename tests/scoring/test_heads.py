@@ -1,5 +1,7 @@
 """Scores equal a model's own logits, whatever lies between its backbone and them."""
 
+import copy
+
 import pytest
 import torch
 from architectures import kinds, tiny_model
@@ -7,7 +9,7 @@ from peft import LoraConfig, get_peft_model
 from tiny import make_model, make_tokenizer, make_trainer
 from transformers import Qwen3ForSequenceClassification
 
-from crop_trl.scoring.head import add_token_head
+from crop_trl.scoring.head import add_token_head, has_token_head
 from crop_trl.scoring.layout import pack
 from crop_trl.scoring.local import LocalScorer
 
@@ -167,3 +169,18 @@ def test_students_that_see_what_follows_are_refused(tmp_path):
     assert apart > 0.01 > rounding
     causal = LocalScorer(tiny_model("BertLMHeadModel"), 5, 0)
     assert causal.apart_from_own(PROMPTS[0], RESPONSES[0])[0] < 1e-5
+
+
+def test_a_copy_of_the_student_runs_its_own_weights(tmp_path):
+    model = make_model(0)
+    add_token_head(model)
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        model.model.norm.weight.zero_()
+    ids = torch.tensor([[5, 6, 7]])
+    assert torch.equal(twin(ids).logits, make_model(0)(ids).logits)
+    # What pickle leaves out is put back, and not taken for there.
+    del twin.forward
+    assert not has_token_head(twin)
+    add_token_head(twin)
+    assert has_token_head(twin)
