@@ -11,8 +11,10 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..files import read_yaml
 from ..text import say
 from ..triplets.client import EndpointError
+from ..triplets.counts import counts_markdown
 from ..triplets.estimate import dry_run
 from ..triplets.ledger import LedgerError
 from ..triplets.pipeline import generate_triplets
@@ -29,6 +31,12 @@ class Task:
 
     dry_run: bool = field(default=False, metadata={"help": "Show two requests and an estimate; send nothing."})
     report: bool = field(default=False, metadata={"help": "Print and write the report on an output directory."})
+    counts: str | None = field(
+        default=None,
+        metadata={
+            "help": "Config file of a training run: count the rows from the source to its steps, beside the paper's."
+        },
+    )
     review: int | None = field(default=None, metadata={"help": "Write an HTML page to check so many triplets by hand."})
     seed: int = field(default=42, metadata={"help": "Seed of the sample for `review`."})
     apply_review: str | None = field(default=None, metadata={"help": "JSON file that the review page saved."})
@@ -40,6 +48,8 @@ def main(argv: list[str] | None = None) -> int:
         settings, task = SettingsParser("triplets", (TripletSettings, Task), __doc__).read(argv)
         if task.dry_run:
             show(dry_run(settings))
+        elif task.counts:
+            show(counts_markdown(settings, read_yaml(task.counts)))
         elif task.review is not None:
             show(f"Open {write_review_page(settings.output, task.review, task.seed)} in a browser.")
         elif task.apply_review:

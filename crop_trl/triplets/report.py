@@ -31,15 +31,20 @@ _CONFIDENCE_COLUMNS = (("mean", 3), ("p05", 2), ("median", 2), ("minimum", 2))
 
 def write_report(directory: str) -> str:
     """Write `report.json` and `report.md` of an output directory, and return the Markdown."""
-    output = OutputDirectory(directory)
-    run = output.load_run()
-    # Early ledgers do not hold the prices that were given.
-    account = Account(given=given_prices(run["settings"])).add_all(entry for _, entry in read_entries(output.ledger))
-    report = build_report(output.load_records(), run, account, output.load_reviews())
+    output, report = OutputDirectory(directory), read_report(directory)
     output.write_json(output.report_json, report)
     markdown = to_markdown(report)
     write_text(output.report_markdown, markdown)
     return markdown
+
+
+def read_report(directory: str) -> dict[str, Any]:
+    """What the report on an output directory shows."""
+    output = OutputDirectory(directory)
+    run = output.load_run()
+    # Early ledgers do not hold the prices that were given.
+    account = Account(given=given_prices(run["settings"])).add_all(entry for _, entry in read_entries(output.ledger))
+    return build_report(output.load_records(), run, account, output.load_reviews())
 
 
 # --- counting --------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import os.path
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,21 +79,21 @@ def read_problems(settings: TripletSettings, domain: Domain) -> ProblemSet:
                 f"`{setting}` {column!r} is in no row of `input` ({_columns(rows[0])}); name one, or none."
             )
     problems = [_problem(number, row, settings, wrappers, domain) for number, row in enumerate(rows)]
-    seen: set[str] = set()
-    for problem in problems:
-        if problem.id in seen:
-            raise ValueError(
-                f"`id_column` {settings.id_column!r} gives two rows the id {problem.id!r}; make ids unique."
-            )
-        seen.add(problem.id)
     problem_set = ProblemSet(problems, notes=_common_text_notes(problems))
-    mended = [problem.id for problem in problems if problem.mended]
+    _find_duplicates(problem_set, settings.deduplicate, domain)
+    # Copies of a row, as DAPO-Math-17k is published with, are left out before.
+    twice = [id for id, count in Counter(problem.id for problem in problem_set.problems).items() if count > 1]
+    if twice:
+        raise ValueError(
+            f"`id_column` {settings.id_column!r} gives two rows the id {twice[0]!r}; make ids unique, or leave out "
+            "copies of a row by `deduplicate`."
+        )
+    mended = [problem.id for problem in problem_set.problems if problem.mended]
     if mended:
         problem_set.notes.append(
             f"{len(mended):,} problems had LaTeX commands without their backslash, such as a tab and `imes`; mended: "
             f"{', '.join(mended[:20])}{', ...' if len(mended) > 20 else ''}."
         )
-    _find_duplicates(problem_set, settings.deduplicate, domain)
     return problem_set
 
 
@@ -183,5 +183,5 @@ def _find_duplicates(problem_set: ProblemSet, leave_out: bool, domain: Domain) -
         "left_out": leave_out,
     }
     if leave_out:
-        later = {problem.id for group in repeated for problem in group[1:]}
-        problem_set.problems = [problem for problem in problem_set.problems if problem.id not in later]
+        later = {id(problem) for group in repeated for problem in group[1:]}
+        problem_set.problems = [problem for problem in problem_set.problems if id(problem) not in later]

@@ -77,6 +77,10 @@ def test_screening_wrappers_and_duplicates(start_server, problems, tmp_path):
     assert run["input"]["duplicates"]["rows"] == 1 and run["input"]["duplicates"]["conflicting_answers"] == 1
     fewer = generate(start_server(), source, tmp_path / "fewer", deduplicate=True)
     assert len(fewer.records) == 8
+    # Copies of whole rows share their id too.
+    copies = problems(*[{"id": "a", "problem": "[plan:good] 1 and 2"}] * 3, name="copies.jsonl")
+    copied = generate(start_server(), copies, tmp_path / "copied", deduplicate=True)
+    assert [record["id"] for record in copied.records] == ["a"]
 
 
 def test_columns_reach_into_mappings(start_server, problems, tmp_path):
