@@ -132,8 +132,8 @@ def read_runs(paths: Iterable[str | Path]) -> list[StudentAccuracy]:
                 if run.seed is not None and run.method != BASE and run.accuracy != accuracy:
                     raise ValueError(
                         f"{str(first)!r} and {str(file)!r} have {accuracy:g} and {run.accuracy:g} for method "
-                        f"{run.method!r} with seed {run.seed}, so they differ in data or settings; give results that "
-                        "differ in method, budget and seed only."
+                        f"{run.method!r} with seed {run.seed}, as on other data or with other settings; give one "
+                        "result for each method, budget and seed."
                     )
                 runs.append(run)
     # The student before training is the same one in every result of its seed. Of other runs only a seed tells that two

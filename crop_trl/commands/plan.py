@@ -10,12 +10,12 @@ when it does not fit.
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from trl import ModelConfig
 
-from ..config import CROPConfig
+from ..config import CROPConfig, option
 from ..planning.memory import launch_of, plan_memory, settings_from
 from ..planning.shape import shape_of
 from ..runs import ScriptArguments
@@ -28,14 +28,12 @@ from .options import SettingsParser
 class PlanArguments:
     """What is planned; by default the models of the configuration on one process."""
 
-    accelerate_config: str | None = field(default=None, metadata={"help": "Launch file, by name or path."})
-    student: str | None = field(default=None, metadata={"help": "Model or size, in place of the configuration's."})
-    teacher: str | None = field(default=None, metadata={"help": "Model or size, in place of the configuration's."})
-    processes: int | None = field(default=None, metadata={"help": "In place of the launch file's."})
-    gpu_gib: float = field(default=80.0, metadata={"help": "Memory of a GPU."})
-    mean_tokens: int | None = field(
-        default=None, metadata={"help": "Prompt and response on average; by default a third of the most."}
-    )
+    accelerate_config: str | None = option(None, "Launch file, by name or path.")
+    student: str | None = option(None, "Model or size, in place of the configuration's.")
+    teacher: str | None = option(None, "Model or size, in place of the configuration's.")
+    processes: int | None = option(None, "In place of the launch file's.")
+    gpu_gib: float = option(80.0, "Memory of a GPU.")
+    mean_tokens: int | None = option(None, "Prompt and response on average; by default a third of the most.")
 
 
 def plan(asked: PlanArguments, fields: Mapping[str, Any]) -> tuple[str, bool]:

@@ -7,7 +7,7 @@ With a bank that exists the models are not loaded: it is read and the methods ar
 a method of your own.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from transformers import AutoTokenizer
@@ -15,6 +15,7 @@ from trl import ModelConfig
 
 from ..analysis.bank import RolloutBank, collect_bank
 from ..analysis.bank_report import bank_report
+from ..config import option
 from ..runs import ScriptArguments, TrainConfig, make_trainer
 from .errors import told
 from .options import SettingsParser
@@ -22,18 +23,11 @@ from .options import SettingsParser
 
 @dataclass
 class ReplayArguments:
-    """
-    Where the bank lies and what to show of it.
+    """Where the bank lies and what to show of it."""
 
-    Args:
-        bank (`str`): File to write, or to read when it exists.
-        bank_prompts (`int`): Prompts to sample from.
-        gap_threshold (`float`): Student-teacher gap, in nats, from which a token counts as a large one.
-    """
-
-    bank: str = field(default="runs/bank.safetensors", metadata={"help": "File to write, or to read if it exists."})
-    bank_prompts: int = field(default=64, metadata={"help": "Prompts to sample from."})
-    gap_threshold: float = field(default=2.0, metadata={"help": "Gap in nats from which a token is a large one."})
+    bank: str = option("runs/bank.safetensors", "File to write, or to read if it exists.")
+    bank_prompts: int = option(64, "Prompts to sample from.")
+    gap_threshold: float = option(2.0, "Student-teacher gap, in nats, from which a token is a large one.")
 
 
 def main(argv: list[str] | None = None) -> None:

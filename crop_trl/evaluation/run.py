@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,7 @@ class Plan:
     def asked(self) -> dict[str, Any]:
         """What all benchmarks of a run have in common."""
         names = {"model": self.model, "sampler": self.sampler, "prompt_template": self.template}
-        return {**names, **self.decoding.to_dict()}
+        return {**names, **asdict(self.decoding)}
 
     def settings(self, benchmark: Benchmark) -> dict[str, Any]:
         """What makes two runs' generations interchangeable."""
@@ -219,7 +219,7 @@ def evaluate(plan: Plan, pass_k: Sequence[int] = (), average: str = "clean") -> 
         "model": plan.model,
         "sampler": plan.sampler,
         "prompt_template": plan.template,
-        "decoding": plan.decoding.to_dict(),
+        "decoding": asdict(plan.decoding),
         **plan.labels,
         "benchmarks": {},
     }
@@ -258,7 +258,7 @@ def regrade(
         "model": settings["model"],
         "sampler": settings["sampler"],
         "prompt_template": settings["prompt_template"],
-        "decoding": {name: settings[name] for name in DecodingSettings().to_dict()},
+        "decoding": {name: settings[name] for name in asdict(DecodingSettings())},
         **{name: stored[name] for name in ("label", "setting", "training") if name in stored},
         "benchmarks": {},
     }

@@ -11,7 +11,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..retries import Stopped, Transient, Waiting, retry_after, retrying
@@ -37,10 +37,6 @@ class DecodingSettings:
             raise ValueError(f"`top_p` is {self.top_p}: choose a number in (0, 1].")
         if self.max_tokens < 1:
             raise ValueError(f"`max_tokens` is {self.max_tokens}: choose at least 1.")
-
-    def to_dict(self) -> dict[str, Any]:
-        """The settings, for a file."""
-        return asdict(self)
 
 
 # The paper's two settings differ in the thinking mode.
@@ -211,6 +207,7 @@ class ServerSampler:
             raise ImportError("`--sampler server` needs the openai package: install crop-trl[openai].") from None
         self.model, self.settings, self.batch_size, self.url = model, settings, batch_size, url
         self.key = os.environ.get("OPENAI_API_KEY") or "none"
+        self._waiting = Waiting()
         self.client = openai.OpenAI(base_url=url, api_key=self.key, timeout=timeout, max_retries=0)
         try:
             served = [entry.id for entry in self.client.with_options(timeout=30).models.list()]
@@ -243,7 +240,6 @@ class ServerSampler:
             todo.put(index)
         finished: queue.SimpleQueue[tuple[int, Response | Exception] | None] = queue.SimpleQueue()
         stop = threading.Event()
-        self._waiting = Waiting()
 
         def work() -> None:
             while not stop.is_set():

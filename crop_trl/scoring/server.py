@@ -3,7 +3,6 @@ What fails goes back to the front for others to do; when no server answers, trai
 
 import math
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,11 +12,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 import urllib3
-from tqdm import tqdm
 from transformers import GenerationConfig
 
 from ..methods.context import TopKLogprobs
 from ..retries import Stopped, Transient, retrying
+from ..text import say
 from .reply import WrongReply, read_topk
 from .server_http import Server
 
@@ -90,12 +89,11 @@ class ServerScorer:
         device="cpu",
         process_index: int = 0,
         num_processes: int = 1,
-        report: Callable[[str], None] | None = None,
+        report: Callable[[str], None] = say,
     ):
         self.top_k, self.timeout, self.requests_per_server, self.device = top_k, timeout, requests_per_server, device
         self.stats = ServerStats()
         self._answer_timeout = min(answer_timeout, timeout)
-        report = report or (lambda message: tqdm.write(message, file=sys.stderr))
         prefix = f"[process {process_index}] " if num_processes > 1 else ""
         self._say = lambda message: report(prefix + message)
         self._told: dict[Server, float] = {}  # servers that were said to fail, and since when

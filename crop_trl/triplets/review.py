@@ -7,12 +7,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
-import jinja2
 from pydantic import BaseModel, ValidationError, field_validator
 from tqdm import tqdm
 
 from ..files import write_text
-from ..text import word_changes
+from ..text import filled, word_changes
 from .candidates import PASSED
 from .ledger import Ledger
 from .outputs import OutputDirectory, now, text_hash
@@ -50,13 +49,9 @@ def write_review_page(directory: str, count: int, seed: int = 42) -> Path:
     if not complete:
         raise ValueError(f"`output` {directory!r} has no complete triplet to review; generate some first.")
     sample = random.Random(seed).sample(sorted(complete, key=lambda record: record["id"]), min(count, len(complete)))
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, trim_blocks=True
-    )
-    bar = tqdm(sample, desc="review page", unit="triplet", delay=2)
-    page = environment.get_template("review.html.j2").render(
-        items=[_item(record) for record in bar], seed=seed, total=len(complete), name=output.path.resolve().name
-    )
+    items = [_item(record) for record in tqdm(sample, desc="review page", unit="triplet", delay=2)]
+    template = Path(__file__).parent / "templates" / "review.html.j2"
+    page = filled(template, items=items, seed=seed, total=len(complete), name=output.path.resolve().name)
     write_text(output.review_page, page)
     return output.review_page
 

@@ -122,7 +122,7 @@ MISTAKES = {
     "ratio_nan.csv": "`retention_ratio` must lie in (0, 1], got nan",
     "words.csv": "words.csv': `accuracy` must be a number, got 'high'",
     "seed.csv": "seed.csv': `seed` must be a whole number, got 'a'",
-    "twice.csv": "have 0.3 and 0.5 for method 'opd' with seed 1, so they differ in data or settings",
+    "twice.csv": "have 0.3 and 0.5 for method 'opd' with seed 1, as on other data or with other settings; give one",
     "unknown": "does not say what was trained; evaluate it with `--training_run`",
     "broken": "is not whole JSON (cut off, perhaps); write it again with the program it came from",
 }
