@@ -17,7 +17,7 @@ from .methods.selector_file import register_selector
 from .planning.memory import warn_of_memory
 from .prompts import prompt_kinds, prompt_variants
 from .trainer import CROPTrainer
-from .training.results import RunResult
+from .training.results import RunResult, current_commit, statistics_of
 from .triplets import DEFAULT_PROMPT_TEMPLATE, load_triplets
 
 REWARDS = {"accuracy": accuracy_reward, "none": None}
@@ -50,6 +50,9 @@ class ScriptArguments:
         None,
         "Whether to end with a picture of the tokens kept in one held-out response; by default where matplotlib is "
         "installed.",
+    )
+    world: str | None = option(
+        None, "Name of models and data in the tables of a study; by default that of the --config file."
     )
 
     def __post_init__(self):
@@ -227,6 +230,15 @@ def save_heatmap(trainer: CROPTrainer, folder: Path) -> None:
         print(f"Tokens kept in one response: {folder / 'heatmap.png'} and {folder / 'heatmap.html'}")
 
 
+def _scoring_passes(trainer: CROPTrainer) -> int:
+    """Times that a response to the first row is read by teacher and student for its scores."""
+    row, count = next(iter(trainer.train_dataset)), 0
+    for need in get_method(trainer.args.method).needs:
+        kind = need.partition("/")[2]
+        count += trainer.args.credit_num_negatives if kind == "negative" else len(prompt_variants(row, kind))
+    return count
+
+
 def finish_run(trainer: CROPTrainer, heatmap: bool = False) -> RunResult:
     """
     Measure the accuracy after training, write `result.json` and draw a heat map; without training, `base` is measured.
@@ -247,6 +259,9 @@ def finish_run(trainer: CROPTrainer, heatmap: bool = False) -> RunResult:
         steps=state.global_step,
         selector=getattr(args, "selector", None),
         selector_sha256=getattr(args, "selector_sha256", None),
+        passes=_scoring_passes(trainer) if trained else None,
+        commit=current_commit(),
+        statistics=statistics_of(state.log_history),
     )
     if trainer.accelerator.is_main_process:
         result.write(folder)

@@ -5,6 +5,7 @@ import difflib
 import os
 import sys
 from collections.abc import Iterable
+from dataclasses import MISSING, fields
 from typing import Any
 
 from trl import TrlParser
@@ -59,8 +60,14 @@ class SettingsParser(SentenceParser, TrlParser):
         self.add_argument("--config", help="YAML file of settings; the command line wins over it.")
 
     def settings(self, argv: list[str] | None) -> dict[str, Any]:
+        """What the command line (`None`: of this process) and its `--config` file set, and nothing else."""
+        file, given = self.layers(argv)
+        given.pop("config", None)
+        return {**file, **given}
+
+    def layers(self, argv: list[str] | None) -> tuple[dict[str, Any], dict[str, Any]]:
         """
-        What the command line (`None`: of this process) and its `--config` file set, and nothing else.
+        What the `--config` file sets, and what the command line sets over it; once for each parser.
 
         Raises:
             `ValueError`: a name that is not known, a value of another type, or settings that exclude each other.
@@ -90,9 +97,12 @@ class SettingsParser(SentenceParser, TrlParser):
             name = left[0].removeprefix("--")
             known = [action.dest for action in self._actions]
             raise ValueError(f"`{name}` in {file!r} is no setting; {nearest(name, known, 'remove it.')}")
-        found = vars(self.parse_known_args(argv)[0])
-        found.pop("config", None)
-        return found
+        return vars(self.parse_known_args([])[0]), vars(given)
+
+    def defaults(self) -> dict[str, Any]:
+        """Values of the settings that nobody sets."""
+        known = [field for kind in self.dataclass_types for field in fields(kind) if field.init]
+        return {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in known}
 
     def read(self, argv: list[str] | None) -> tuple:
         """The dataclasses, filled."""

@@ -5,14 +5,22 @@
 `--accelerate_config` takes a launch file of ours by name (cpu, single_gpu, ddp, zero2, zero3, fsdp2, ...) or any by its
 path; without it accelerate's default holds. Every field of the YAML file can be overridden on the command line, for
 instance `--method random --seed 1`. The method `base` evaluates the student and trains nothing.
+
+With `--runs_dir DIR`, or started by a W&B agent, a run takes a folder of its own in DIR that is named by what it
+changes of the `--config` file. If it is half done there it goes on, and if it is finished it ends at once.
 """
 
 import os
 import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 # A library that looks for its optional parts on the hub at every start would wait for it on a machine without one.
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
+from ..files import alone_in
+from ..studies.naming import NamedRun, is_finished, named_run
 from .errors import told
 from .launch import is_launched, launch, split_options
 
@@ -28,24 +36,69 @@ def launched(argv: list[str]) -> None:
     launch(_MODULE, options, rest)
 
 
+def train_parser():
+    """The parser of the command's settings; those of the launcher are split off before."""
+    from trl import ModelConfig
+
+    from ..runs import ScriptArguments, TrainConfig
+    from .options import SettingsParser
+
+    parser = SettingsParser("train", (ScriptArguments, TrainConfig, ModelConfig), __doc__)
+    parser.add_argument(
+        "--runs_dir", help="Folder in which the run's own is named by its settings, in place of `output_dir`."
+    )
+    return parser
+
+
+def read_settings(argv: list[str]) -> tuple[dict[str, Any], NamedRun | None]:
+    """All that is set, and the name of a run that is one of a study. Raises `ValueError` for what is wrong."""
+    parser = train_parser()
+    file, given = parser.layers(argv)
+    settings = {name: value for name, value in {**file, **given}.items() if name != "config"}
+    runs_dir, by_agent = settings.pop("runs_dir", None), "WANDB_SWEEP_ID" in os.environ
+    if by_agent and "report_to" not in given:
+        settings["report_to"] = "wandb"
+    if "output_dir" in given or not (runs_dir or by_agent):
+        if "runs_dir" in given:
+            raise ValueError("`runs_dir` and `output_dir` exclude each other; give one.")
+        return settings, None
+    run = named_run(parser.defaults(), file, given)
+    settings["output_dir"] = str(Path(runs_dir or settings.get("output_dir") or "runs") / run.key)
+    settings.setdefault("run_name", f"{run.world}: {run.name}")
+    return settings, run
+
+
 def main(argv: list[str] | None = None) -> None:
     """Parse, train, evaluate, draw: on this process, which a launcher may have started."""
     with told():
         options, argv = split_options(sys.argv[1:] if argv is None else argv)
     if options and not is_launched():
         return launch(_MODULE, options, argv)
+    with ExitStack() as held:
+        _train(argv, held)
 
-    from trl import ModelConfig
 
+def _train(argv: list[str], held: ExitStack) -> None:
     from ..prompts import save_template
-    from ..runs import ScriptArguments, TrainConfig, finish_run, make_trainer
-    from ..training.checkpoints import SaveError
+    from ..runs import finish_run, make_trainer
+    from ..training.checkpoints import SaveError, last_with_steps_left
     from ..training.reporting import start_reports
-    from .options import SettingsParser
 
     with told():
-        parser = SettingsParser("train", (ScriptArguments, TrainConfig, ModelConfig), __doc__)
-        script, args, model = parser.read(argv)
+        settings, run = read_settings(argv)
+        if run is not None:
+            folder = Path(settings["output_dir"])
+            run.check_folder(folder)
+            if is_finished(folder):
+                return print(f"{folder} is finished; nothing is left to do.")
+            if os.environ.get("RANK", "0") == "0":
+                held.enter_context(alone_in(folder / ".lock", f"{str(folder)!r}"))
+                run.claim(folder)
+        script, args, model = train_parser().parse_dict(settings)
+        if run is not None:
+            args.resume_from_checkpoint = last_with_steps_left(folder, args.max_steps)
+            if args.resume_from_checkpoint and args.process_index == 0:
+                print(f"Half done: goes on from {args.resume_from_checkpoint}.")
         trainer = make_trainer(script, args, model)
         start_reports(trainer)
     if args.train:

@@ -49,6 +49,13 @@ def checkpoint_to_resume(given: str | bool | None, args, rows=None, adapter: boo
     return str(given)
 
 
+def last_with_steps_left(folder: Path, max_steps: int) -> str | None:
+    """The last checkpoint of a run that is not at its end; `None` where there is none."""
+    steps = {step: path for path in folder.glob("checkpoint-*") if (step := _step(path)) is not None}
+    left = [step for step in steps if max_steps <= 0 or step < max_steps]
+    return str(steps[max(left)]) if left else None
+
+
 def read_manifest(folder: Path) -> dict[str, Any]:
     """What a checkpoint says of itself; empty for one of an earlier version. Raises `ValueError` for half of it."""
     path = folder / MANIFEST

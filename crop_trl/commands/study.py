@@ -1,0 +1,98 @@
+"""Run every training run of a grid, a W&B sweep file, on this machine, and make tables of what they came to.
+
+    crop-trl study examples/studies/tiny.yaml --output runs/tiny --jobs 2
+    crop-trl study examples/studies/tiny.yaml --output runs/tiny --table --against random
+
+The same file goes to `wandb sweep`, for many machines. A run that is finished is never repeated, one that was killed
+goes on from its last checkpoint. The row of each finished run is in DIR/runs.parquet at once; where that file is taken
+to another machine, its runs count as finished there.
+"""
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+from tqdm import tqdm
+
+from ..files import alone_in
+from ..studies.naming import NamedRun, named_run
+from ..studies.running import run_tasks
+from ..studies.study import Study, runs_of
+from .errors import told
+from .launch import split_options
+from .options import OptionParser
+from .train import train_parser
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line. Raises `ValueError` for what is wrong in it."""
+    parser = OptionParser("study", __doc__)
+    parser.add_argument("grid", nargs="*", type=Path, metavar="GRID.yaml", help="W&B sweep files with `method: grid`")
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder of all runs and the table")
+    parser.add_argument("--jobs", type=int, help="runs side by side; by default one, or one on each of --gpus")
+    parser.add_argument("--gpus", help="numbers such as 0,1: runs are dealt over them; by default each run sees all")
+    parser.add_argument("--dry_run", action="store_true", help="print every command, start none")
+    parser.add_argument("--table", action="store_true", help="make the tables of what is finished, train nothing")
+    parser.add_argument("--rows", nargs="+", default=[], metavar="FILE", help="tables of other studies to go on from")
+    parser.add_argument(
+        "--discard_models", action="store_true", help="delete weights and checkpoints once a run's row is saved"
+    )
+    args = parser.parse_args(argv)
+    args.gpus = [name.strip() for name in args.gpus.split(",")] if args.gpus else []
+    args.jobs = args.jobs or max(1, len(args.gpus))
+    if not args.grid and not args.table:
+        raise ValueError("No GRID.yaml is given; name one, or say `--table` for the tables of what is there.")
+    return args
+
+
+def name_run(arguments: list[str]) -> NamedRun:
+    """The run that `crop-trl train` makes with some arguments. Raises `ValueError` for what it would refuse."""
+    parser = train_parser()
+    return named_run(parser.defaults(), *parser.layers(split_options(arguments)[1]))
+
+
+def run(study: Study, args: argparse.Namespace) -> None:
+    """Run what is left."""
+    print(study.outlook(args.jobs))
+    first = True
+    with tqdm(total=len(study.runs), initial=len(study.runs) - len(study.left), unit="run", smoothing=0) as bar:
+
+        def ended(end):
+            nonlocal first
+            study.ended(end)
+            bar.update()
+            if first and not study.failed:
+                first = False
+                tqdm.write(study.outlook(args.jobs))
+
+        run_tasks(study.tasks(), args.jobs, args.gpus, ended)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run, or show what would be run. Returns 1 where a run failed."""
+    goes_on = "Interrupted; all runs were stopped. The same command goes on."
+    with told(interrupted=goes_on):
+        args = parse(argv)
+        study = Study(
+            args.output, runs_of(args.grid, name_run), args.rows, train_parser().defaults(), args.discard_models
+        )
+        if args.dry_run:
+            for key, planned in study.runs.items():
+                state = "finished" if key in study.rows else "to run"
+                print(f"# {key}: {state}\n{shlex.join(planned.command(args.output))}")
+            print(study.outlook(args.jobs))
+            return 0
+        with alone_in(args.output / ".lock", f"`output` {str(args.output)!r}"):
+            study.save()
+            if not args.table:
+                run(study, args)
+        if study.failed:
+            print(f"{len(study.failed)} failed: {', '.join(study.failed)}. The same command tries them again.")
+        elif not args.table:
+            print(f"All {len(study.runs)} runs are finished; their rows are in {study.table}.")
+    return bool(study.failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""Where a run of a study lies: a folder named by the settings in which it differs from its `--config` file."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..files import read_object, write_json
+from ..text import masked
+from ..training.results import FILE
+
+SETTINGS = "settings.json"
+# What changes nothing of what is trained and measured: where a run lies, what it saves and tells.
+_APART = ("config", "output_dir", "runs_dir", "run_name", "project", "world", "heatmap", "disable_tqdm", "use_cpu")
+_APART += ("resume_from_checkpoint", "report_to", "selection_export_steps", "ddp_timeout")
+_APART_PREFIXES = ("logging_", "log_", "save_", "hub_", "push_to_hub", "trackio_", "dataloader_")
+# Names of files have at most 255 bytes.
+_LONGEST_VALUE, _LONGEST_NAME = 40, 180
+
+
+def is_apart(name: str) -> bool:
+    """Whether a setting is none of those that make one run another."""
+    return name in _APART or name.startswith(_APART_PREFIXES)
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a run's folder has its result."""
+    return (folder / FILE).is_file()
+
+
+def _as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return json.loads(json.dumps(masked(dict(settings)), default=str))
+
+
+def _cut(text: str, whole: str, length: int) -> str:
+    return f"{text[:length].strip('-')}~{hashlib.sha256(whole.encode()).hexdigest()[:6]}"
+
+
+def shown(value: Any) -> str:
+    """A value as part of a file's name; what cannot stand there is left out and told apart by a hash."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    if len(text) <= _LONGEST_VALUE and re.fullmatch(r"[\w.+-]+", text, re.ASCII):
+        return text
+    # Of a path the last part says most.
+    end = text if text[:1] in "{[" else text.rstrip("/").rpartition("/")[2]
+    return _cut(re.sub(r"[^\w.+-]+", "-", end, flags=re.ASCII).strip("-"), text, _LONGEST_VALUE)
+
+
+@dataclass(frozen=True)
+class NamedRun:
+    """A run of a study: `settings` are what its `--config` file and command line set of it, as JSON holds them."""
+
+    world: str
+    name: str
+    settings: dict[str, Any]
+    defaults: dict[str, Any]
+
+    @property
+    def key(self) -> str:
+        """Its folder within the study's."""
+        return f"{self.world}/{self.name}"
+
+    def check_same(self, stored: Mapping[str, Any], where: str) -> None:
+        """Raise `ValueError` where the settings stored under its name are another run's."""
+        own, theirs = ({**self.defaults, **each} for each in (self.settings, stored))
+        for name in sorted({*own, *theirs}):
+            if own.get(name) != theirs.get(name):
+                raise ValueError(
+                    f"{where} is of a run with `{name}` {theirs.get(name)!r}, and in this one it is "
+                    f"{own.get(name)!r}; give another folder, another `world`, or delete it."
+                )
+
+    def check_folder(self, folder: Path) -> None:
+        """[`check_same`] for what lies in its folder, if anything does."""
+        if (folder / SETTINGS).is_file():
+            self.check_same(read_object(folder / SETTINGS, "delete the folder"), repr(str(folder)))
+
+    def claim(self, folder: Path) -> None:
+        """Write down whose folder it is."""
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / SETTINGS, self.settings)
+
+
+def named_run(defaults: Mapping[str, Any], file: Mapping[str, Any], given: Mapping[str, Any]) -> NamedRun:
+    """
+    Name a run by method, by what the command line (`given`) changes of its `--config` file, and by seed.
+
+    Args:
+        defaults, file, given (`dict`): Settings; `given` may name the `config`.
+    """
+    defaults, file, given = _as_json(defaults), _as_json(file), _as_json(given)
+    settings = {**file, **{name: value for name, value in given.items() if name != "config"}}
+    before, after = {**defaults, **file}, {**defaults, **settings}
+    first = "selector" if after.get("selector") else "method"
+    changed = [n for n in sorted(given) if not is_apart(n) and before.get(n) != after[n] and n not in (first, "seed")]
+    name = ",".join(f"{n}={shown(after.get(n))}" for n in (first, *changed, "seed"))
+    if len(name) > _LONGEST_NAME:
+        name = _cut(name, name, _LONGEST_NAME)
+    world = after.get("world") or Path(given.get("config") or "run").stem
+    settings = {n: value for n, value in settings.items() if not is_apart(n)}
+    return NamedRun(shown(world), name, settings, defaults)

@@ -1,0 +1,72 @@
+"""The rows of a study: one a finished run, in a Parquet that carries the study from one machine to the next."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+
+from ..files import read_object, read_rows, replacing
+from ..training.results import FILE, RunResult
+from .naming import SETTINGS
+
+TABLE = "runs.parquet"
+EVALUATION = "evaluation"
+_FIRST = ("world", "method", "retention_ratio", "num_counterfactuals", "learning_rate", "seed")
+_FIRST += ("accuracy_before", "accuracy_after", "commit")
+_AGAIN = "delete the run's folder"
+Row = dict[str, Any]
+
+
+def row_of(folder: Path, key: str, defaults: Mapping[str, Any]) -> Row:
+    """The row of a finished run; `key` names it, `defaults` stand where its settings are silent."""
+    settings = read_object(folder / SETTINGS, _AGAIN)
+    result = RunResult.read(folder / FILE)
+    row = {"run": key, **{name: defaults.get(name) for name in _FIRST}, **settings, **vars(result)}
+    row |= {"world": key.partition("/")[0], "settings": json.dumps(settings, sort_keys=True)}
+    row |= row.pop("statistics")
+    for when in ("before", "after"):
+        row[f"accuracy_{when}_low"], row[f"accuracy_{when}_high"] = row.pop(f"interval_{when}") or (None, None)
+    evaluation = folder / EVALUATION / "results.json"
+    if evaluation.is_file():
+        found = read_object(evaluation, "delete it and evaluate again")
+        row["average"] = found["average"]
+        for name, benchmark in found["benchmarks"].items():
+            row |= {f"{name} {kind}": benchmark[kind] for kind in ("mean", "pass")}
+    return row
+
+
+def stored_rows(files: Iterable[str | Path]) -> dict[str, Row]:
+    """Rows of Parquet files by run, those of later files in place of earlier ones. Raises `ValueError`."""
+    found = {}
+    for file in files:
+        for row in read_rows(file):
+            if not {"run", "settings"} <= set(row):
+                raise ValueError(f"{str(file)!r} is no table of a study: it lacks the columns `run` and `settings`.")
+            found[row["run"]] = row
+    return found
+
+
+def finished_in(output: Path) -> list[str]:
+    """The finished runs whose folders lie in a study's."""
+    found = (path.parent for path in output.glob(f"*/*/{FILE}") if (path.parent / SETTINGS).is_file())
+    return sorted(folder.relative_to(output).as_posix() for folder in found)
+
+
+def write_rows(path: Path, rows: Mapping[str, Row]) -> None:
+    """Replace the Parquet; what has no type of its own there becomes text."""
+    names = dict.fromkeys(["run", *_FIRST, *(name for row in rows.values() for name in row)])
+    columns = {name: _column([row.get(name) for row in rows.values()]) for name in names}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        pyarrow.parquet.write_table(pyarrow.table(columns), temporary)
+
+
+def _column(values: list[Any]) -> pyarrow.Array:
+    values = [json.dumps(value) if isinstance(value, dict | list | tuple) else value for value in values]
+    try:
+        return pyarrow.array(values)
+    except pyarrow.ArrowException:
+        return pyarrow.array([None if value is None else str(value) for value in values])

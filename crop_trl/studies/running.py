@@ -1,0 +1,92 @@
+"""Processes side by side, as many as there are places; whatever ends this program ends them too."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_LOOK = 0.2
+# Seconds that a process has to end by itself.
+_GRACE = 5
+
+
+@dataclass(frozen=True)
+class Task:
+    """A command whose output goes to the end of a file."""
+
+    name: str
+    command: list[str]
+    log: Path
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How one came out."""
+
+    task: Task
+    status: int
+    seconds: float
+
+
+def run_tasks(tasks: Iterable[Task], jobs: int, gpus: Sequence[str], ended: Callable[[Ended], None]) -> None:
+    """Run commands, `jobs` at a time, dealt over `gpus` if there are any; `ended` is told of each."""
+    waiting, free, running = deque(tasks), deque(range(jobs)), {}
+    environment = dict(os.environ)
+    if jobs > 1:
+        # Or each would take all cores for itself.
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // jobs)))
+    with _ending_with(running):
+        while waiting or running:
+            while waiting and free:
+                place = free.popleft()
+                own = {"CUDA_VISIBLE_DEVICES": gpus[place % len(gpus)]} if gpus else {}
+                running[place] = (*_start(waiting.popleft(), {**environment, **own}), time.monotonic())
+            time.sleep(_LOOK)
+            for place, (task, process, started) in list(running.items()):
+                if process.poll() is not None:
+                    del running[place]
+                    free.append(place)
+                    ended(Ended(task, process.returncode, time.monotonic() - started))
+
+
+def _start(task: Task, environment: dict[str, str]) -> tuple[Task, subprocess.Popen]:
+    task.log.parent.mkdir(parents=True, exist_ok=True)
+    with open(task.log, "ab") as log:
+        # In the process group of this program: what kills the group kills them.
+        streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
+        return task, subprocess.Popen(task.command, env=environment, **streams)
+
+
+@contextmanager
+def _ending_with(running: dict):
+    """End all that runs, children of children too, when the block does."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        processes = []
+        for _, process, _ in running.values():
+            with suppress(psutil.NoSuchProcess):
+                parent = psutil.Process(process.pid)
+                processes += [*parent.children(recursive=True), parent]
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.terminate()
+        for process in psutil.wait_procs(processes, timeout=_GRACE)[1]:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+def last_lines(log: Path, count: int = 12) -> list[str]:
+    """The end of a log, without the states of a progress bar."""
+    lines = [line.rpartition("\r")[2] for line in log.read_text(errors="replace").splitlines()]
+    return [line for line in lines if line.strip()][-count:]

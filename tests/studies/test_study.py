@@ -1,0 +1,115 @@
+"""`crop-trl study` with real runs: killed twice on its way, with a run that fails; stopped; taken elsewhere."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from crop_trl.commands import study
+from crop_trl.files import read_rows
+
+ROOT = Path(__file__).parents[2]
+MUST = {"world", "method", "retention_ratio", "num_counterfactuals", "learning_rate", "seed", "commit"}
+MUST |= {"accuracy_before", "accuracy_after", "accuracy_after_low", "length_after", "passes", "seconds", "tokens"}
+MUST |= {"kept_share", "gap_kept_first", "gap_kept_last", "run", "settings"}
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+def make_grid(folder: Path, **parameters) -> Path:
+    """A grid of runs that take two steps each."""
+    base = yaml.safe_load((ROOT / "examples/configs/tiny_math.yaml").read_text())
+    for name in ("dataset_name", "eval_dataset_name"):
+        lines = (ROOT / base[name]).read_text().splitlines()[: 16 if name == "dataset_name" else 8]
+        base[name] = str(folder / f"{name}.jsonl")
+        Path(base[name]).write_text("\n".join(lines) + "\n")
+    base |= {"prompts_per_step": 4, "per_device_train_batch_size": 8, "per_device_eval_batch_size": 32, "max_steps": 2}
+    base |= {"save_strategy": "steps", "save_steps": 1, "heatmap": False, "logging_steps": 1, "world": "short"}
+    (folder / "base.yaml").write_text(yaml.safe_dump(base))
+    train = ["crop-trl", "train", "--accelerate_config", "cpu", "--config", str(folder / "base.yaml"), "${args}"]
+    values = {name: {"values": value} for name, value in parameters.items()}
+    grid = {"method": "grid", "program": "crop-trl", "command": train, "parameters": values}
+    (folder / "grid.yaml").write_text(yaml.safe_dump(grid, sort_keys=False))
+    return folder / "grid.yaml"
+
+
+def start(grid: Path, output: Path, *options: str) -> subprocess.Popen:
+    words = [sys.executable, "-m", "crop_trl.commands", "study", str(grid), "--output", str(output), *options]
+    environment = {k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "RANK", "ACCELERATE_USE_CPU")}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(words, env=environment, start_new_session=True, **streams)
+
+
+def wait_for(condition, process: subprocess.Popen) -> None:
+    """An hour ends what hangs."""
+    while not condition():
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.1)
+
+
+@pytest.mark.multiprocess
+def test_a_study_that_is_killed_twice_ends_with_a_row_for_each_run(tmp_path, capsys):
+    grid = make_grid(tmp_path, retention_ratio=[0.2, 0.5, 1.5], method=["random"])
+    output = tmp_path / "out"
+    first, second = (output / f"short/method=random,{more}seed=0" for more in ("", "retention_ratio=0.5,"))
+    for reached in (lambda: list(output.glob("*/*/checkpoint-1")), (first / "result.json").is_file):
+        process = start(grid, output)
+        wait_for(reached, process)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    saved = (first / "result.json").stat().st_mtime_ns
+    process = start(grid, output, "--jobs", "2")
+    said = process.communicate()[0]
+    assert process.returncode == 1, said
+    assert "3 runs: 1 finished, 2 to go, 2 at a time." in said
+    assert "error: `retention_ratio` must lie in (0, 1], got 1.5" in said and "1 failed: short/method=random," in said
+    assert (first / "result.json").stat().st_mtime_ns == saved
+    assert "Half done: goes on from" in (first / "log.txt").read_text()
+    assert json.loads((second / "result.json").read_text())["steps"] == 2
+    rows = read_rows(output / "runs.parquet")
+    assert [row["retention_ratio"] for row in rows] == [0.2, 0.5] and MUST <= set(rows[0])
+    assert [row["world"] for row in rows] == ["short"] * 2 and rows[1]["kept_share"] > 2 * rows[0]["kept_share"]
+
+    # On another machine the rows are all that is left.
+    shutil.copy(output / "runs.parquet", tmp_path / "rows.parquet")
+    grid = make_grid(tmp_path, retention_ratio=[0.2, 0.5], method=["random"])
+    for elsewhere in (["--rows", str(tmp_path / "rows.parquet")], []):
+        assert study.main([str(grid), "--output", str(tmp_path / "elsewhere"), *elsewhere]) == 0
+        assert "2 runs: 2 finished, 0 to go" in capsys.readouterr().out
+    assert read_rows(tmp_path / "elsewhere/runs.parquet") == rows
+    assert not list((tmp_path / "elsewhere").glob("*/*"))
+    # Another run under the name of a finished one.
+    base = tmp_path / "base.yaml"
+    base.write_text(base.read_text().replace("max_steps: 2", "max_steps: 3"))
+    for folder in ("elsewhere", "out"):
+        with pytest.raises(
+            SystemExit, match="error: .*method=random.* is of a run with `max_steps` 2, and in this one"
+        ):
+            study.main([str(grid), "--output", str(tmp_path / folder), "--dry_run"])
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_ends_a_study_ends_its_runs(tmp_path, number):
+    process = start(make_grid(tmp_path, seed=[0, 1]), tmp_path / "out", "--jobs", "2")
+    family = psutil.Process(process.pid)
+    # Two launchers, each with its trainer.
+    wait_for(lambda: len(family.children(recursive=True)) >= 4, process)
+    children = family.children(recursive=True)
+    process.send_signal(number)
+    said = process.communicate()[0]
+    assert process.returncode != 0 and not psutil.wait_procs(children, timeout=0)[1]
+    assert "Traceback" not in said and ("Interrupted; all runs were stopped." in said) == (number == signal.SIGINT), (
+        said
+    )
