@@ -76,14 +76,6 @@ def _count(value: Any) -> int | None:
     return int(value) if type(value) in (int, float) and 0 <= value < 1e12 else None
 
 
-def count_tokens(usage: Mapping[str, Any] | None) -> dict[str, int]:
-    """Token counts of what [`stated_usage`] returned; zeros for `None`."""
-    usage = usage or {}
-    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-    counts = (usage.get("prompt_tokens"), cached, usage.get("completion_tokens"))
-    return {name: count or 0 for name, count in zip(TOKEN_FIELDS, counts, strict=True)}
-
-
 def estimate_tokens(text: str) -> int:
     """A rough token count; characters outside ASCII (Chinese problems) are taken as a token each."""
     wide = 0 if text.isascii() else sum(character > "\x7f" for character in text)
@@ -113,9 +105,11 @@ class Account:
         if "prices" in entry:
             self.given[entry["prices_of"]] = Prices(**entry["prices"])
         elif "key" in entry:
-            group, usage = (entry["model"], entry["kind"]), entry.get("usage")
-            tokens = count_tokens(usage)
-            self.booked[group].update(tokens, answers=1, estimated=not usage or bool(usage.get("estimated")))
+            group, usage = (entry["model"], entry["kind"]), entry.get("usage") or {"estimated": True}
+            cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+            counts = (usage.get("prompt_tokens"), cached, usage.get("completion_tokens"))
+            tokens = {name: count or 0 for name, count in zip(TOKEN_FIELDS, counts, strict=True)}
+            self.booked[group].update(tokens, answers=1, estimated=bool(usage.get("estimated")))
             self.longest[group] = max(self.longest[group], tokens["output"])
         return self
 

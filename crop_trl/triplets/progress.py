@@ -18,7 +18,7 @@ from .candidates import STATUSES
 from .costs import Account
 
 # A terminal that closes sends SIGHUP: the requests in flight are paid for all the same.
-INTERRUPTS = ("SIGINT", "SIGTERM", "SIGHUP")
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Progress:
@@ -73,11 +73,8 @@ def on_interrupt(call: Callable[[], None]) -> Iterator[None]:
         call()
 
     if threading.current_thread() is threading.main_thread():  # no other may handle signals
-        for number in (getattr(signal, name) for name in INTERRUPTS if hasattr(signal, name)):
-            if signal.getsignal(number) is signal.SIG_IGN:
-                continue  # `nohup` means it
-            # Loops of Windows take no handlers: there a first signal does what it did before.
-            with suppress(NotImplementedError):
+        for number in INTERRUPTS:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` means it
                 loop.add_signal_handler(number, fire)
                 handled.append(number)
     try:

@@ -110,15 +110,12 @@ def load_templates(directory: str | Path | None = None, domain: str = "mathemati
             ) from None
         text = fill(text, loaded.placeholders)
         found = PLACEHOLDERS & set(_PLACEHOLDER.findall(text))
-        for placeholder in required:
-            if placeholder not in found:
-                raise ValueError(
-                    f"`templates`: {path} must contain {{{placeholder}}}; add it where its text should go."
-                )
-        for placeholder in sorted(found - set(required)):
+        if found != set(required):
+            wanted = ", ".join(f"{{{placeholder}}}" for placeholder in required) or "none"
+            wrong = sorted(found ^ set(required))[0]
+            does = "contains" if wrong in found else "lacks"
             raise ValueError(
-                f"`templates`: {path} contains {{{placeholder}}}, which nothing fills there; it may hold "
-                f"{', '.join('{' + p + '}' for p in required) or 'no placeholder'}."
+                f"`templates`: {path} {does} {{{wrong}}}; its placeholders are {wanted}: use all and no other."
             )
         texts[name] = text
     return Templates(texts, f"{folder.resolve().name}-{_digest(texts)}", loaded)

@@ -51,8 +51,8 @@ def test_version_follows_the_texts(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("generator_user.txt", "{problem} {candidate_count}", "{feedback}"),
-        ("critic_user.txt", "{original} {candidates_json} {problem}", "which nothing fills"),
+        ("generator_user.txt", "{problem} {candidate_count}", "lacks {feedback}"),
+        ("critic_user.txt", "{original} {candidates_json} {problem}", "contains {problem}"),
         ("critic_user.txt", None, "no readable critic_user.txt"),
     ],
 )
