@@ -2,7 +2,6 @@
 unlikely; here all of them end a response and count as one."""
 
 import warnings
-from typing import TYPE_CHECKING
 
 from accelerate.utils import is_peft_model
 from transformers import PreTrainedTokenizerBase
@@ -10,9 +9,6 @@ from transformers import PreTrainedTokenizerBase
 from ..checks import DECLARED
 from ..scoring import Scorer
 from ..scoring.local import LocalScorer
-
-if TYPE_CHECKING:
-    from ..trainer import CROPTrainer
 
 
 def check_ends(args, teacher, tokenizer: PreTrainedTokenizerBase | None) -> None:
@@ -36,7 +32,7 @@ def check_ends(args, teacher, tokenizer: PreTrainedTokenizerBase | None) -> None
         )
 
 
-def share_ends(trainer: "CROPTrainer") -> None:
+def share_ends(trainer) -> None:
     """Let every end token of student and teacher, or those set, end a response and count as one: in sampling, in what
     both models say of stopping, and in the saved model's `generation_config`."""
     given = trainer.args.stop_token_ids
