@@ -200,9 +200,14 @@ def measure_accuracy(trainer: CROPTrainer) -> float | None:
     return trainer.evaluate()[ACCURACY]
 
 
+def _verdicts(trainer: CROPTrainer, step: int) -> np.ndarray:
+    """Rewards of an evaluation that this process has measured, `[problems, samples]`; empty for any other."""
+    return np.array(trainer.evaluated_rewards.get(step, {}).get(accuracy_reward.__name__, []))
+
+
 def accuracy_interval(trainer: CROPTrainer, step: int) -> tuple[float, float] | None:
     """95 % confidence interval of an accuracy that this process has measured; `None` for any other."""
-    problems = np.array(trainer.evaluated_rewards.get(step, {}).get(accuracy_reward.__name__, []))
+    problems = _verdicts(trainer, step)
     # An answer without a verdict has no reward.
     judged = problems[~np.isnan(problems).any(-1)] if problems.size else problems
     return share_interval(judged) if judged.size else None
@@ -248,6 +253,7 @@ def finish_run(trainer: CROPTrainer, heatmap: bool = False) -> RunResult:
     trained = state.global_step > 0
     before = next((entry[ACCURACY] for entry in state.log_history if ACCURACY in entry), None)
     measured = measure_accuracy(trainer)
+    verdicts = _verdicts(trainer, state.global_step)
     result = RunResult(
         method=args.method if trained else "base",
         accuracy_before=before if trained else measured,
@@ -259,6 +265,8 @@ def finish_run(trainer: CROPTrainer, heatmap: bool = False) -> RunResult:
         steps=state.global_step,
         selector=getattr(args, "selector", None),
         selector_sha256=getattr(args, "selector_sha256", None),
+        # An answer without a verdict is not right.
+        problems_after=np.nan_to_num(verdicts).mean(-1).tolist() if trained and verdicts.size else None,
         passes=_scoring_passes(trainer) if trained else None,
         commit=current_commit(),
         statistics=statistics_of(state.log_history),

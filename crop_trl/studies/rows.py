@@ -56,7 +56,7 @@ def finished_in(output: Path) -> list[str]:
 
 
 def write_rows(path: Path, rows: Mapping[str, Row]) -> None:
-    """Replace the Parquet; what has no type of its own there becomes text."""
+    """Replace the Parquet; a dict, and what is of several types, becomes text."""
     names = dict.fromkeys(["run", *_FIRST, *(name for row in rows.values() for name in row)])
     columns = {name: _column([row.get(name) for row in rows.values()]) for name in names}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def write_rows(path: Path, rows: Mapping[str, Row]) -> None:
 
 
 def _column(values: list[Any]) -> pyarrow.Array:
-    values = [json.dumps(value) if isinstance(value, dict | list | tuple) else value for value in values]
+    values = [json.dumps(value) if isinstance(value, dict) else value for value in values]
     try:
         return pyarrow.array(values)
     except pyarrow.ArrowException:

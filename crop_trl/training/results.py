@@ -73,6 +73,7 @@ class RunResult:
     steps: int | None = None
     selector: str | None = None
     selector_sha256: str | None = None
+    problems_after: list[float] | None = None  # share of right answers to each held-out problem
     passes: int | None = None  # prompts after which a response was scored
     commit: str | None = None
     statistics: dict[str, float] = field(default_factory=dict)  # see `statistics_of`

@@ -79,6 +79,7 @@ def test_a_study_that_is_killed_twice_ends_with_a_row_for_each_run(tmp_path, cap
     assert json.loads((second / "result.json").read_text())["steps"] == 2
     rows = read_rows(output / "runs.parquet")
     assert [row["retention_ratio"] for row in rows] == [0.2, 0.5] and MUST <= set(rows[0])
+    assert [sum(row["problems_after"]) / 8 for row in rows] == [row["accuracy_after"] for row in rows]
     assert [row["world"] for row in rows] == ["short"] * 2 and rows[1]["kept_share"] > 2 * rows[0]["kept_share"]
 
     # On another machine the rows are all that is left.
