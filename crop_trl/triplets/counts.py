@@ -30,8 +30,8 @@ def counts_markdown(settings: TripletSettings, config: Mapping[str, Any]) -> str
         "source": "Problems of the source",
         "readable": "without control characters, half characters or no text",
         "validated": "Validated triplets",
-        "original": f"whose original prompt has at most {limit:,} tokens",
-        "all": f"all of whose prompts have at most {limit:,} tokens",
+        "original": f"whose original prompt has at most {limit} tokens",
+        "all": f"all of whose prompts have at most {limit} tokens",
         "steps": f"in full steps of {per_step}",
     }
     counts, notes = _of_the_source(settings)
@@ -83,5 +83,6 @@ def _of_training(settings: TripletSettings, config: Mapping[str, Any], limit: in
         kinds = list(PROMPT_COLUMNS) if step == "all" else ["original"]
         check = RowCheck(kinds, tokenizer, limit, **(config.get("chat_template_kwargs") or {}))
         counts[step] = sum(check(rows[:]))
-    steps = min(counts["all"] // per_step, config.get("max_steps", counts["all"]))
+    steps, most = counts["all"] // per_step, config.get("max_steps", -1)
+    steps = min(steps, most) if most > 0 else steps
     return {**counts, "steps": f"{steps * per_step:,} ({steps:,} steps)"}
