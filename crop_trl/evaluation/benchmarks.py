@@ -173,7 +173,8 @@ def local_copy(name: str, folder: Path) -> Path:
     """A file with a benchmark of [`NAMED`] under the ids of evaluation, made from the hub if it is not there."""
     file = folder / f"{name}.jsonl"
     if not file.exists():
-        rows = (asdict(example) for example in load_benchmark(name).examples)
+        rows = [asdict(example) for example in load_benchmark(name).examples]
+        folder.mkdir(parents=True, exist_ok=True)
         write_jsonl(file, ({key: value for key, value in row.items() if value is not None} for row in rows))
     return file
 
