@@ -26,6 +26,8 @@ _STATISTICS = {
     "seconds_rollout": ("seconds/rollout", "mean"),
     "seconds_scoring": ("seconds/scoring", "mean"),
     "seconds_update": ("seconds/update", "mean"),
+    "gap_before": ("eval_distillation/gap_kept", "first"),
+    "gap_after": ("eval_distillation/gap_kept", "last"),
     "length_before": ("eval_completions/mean_length", "first"),
     "length_after": ("eval_completions/mean_length", "last"),
 }
