@@ -1,6 +1,7 @@
 """A training run from its settings to its result: what `crop-trl train` is made of, for programs of your own too."""
 
 import importlib.util
+import time
 import warnings
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -244,10 +245,10 @@ def _scoring_passes(trainer: CROPTrainer) -> int:
     return count
 
 
-def finish_run(trainer: CROPTrainer, heatmap: bool = False) -> RunResult:
+def finish_run(trainer: CROPTrainer, heatmap: bool = False, started: float | None = None) -> RunResult:
     """
     Measure the accuracy after training, write `result.json` and draw a heat map; without training, `base` is measured.
-    Returns the result on every process.
+    `started` is the time since which its seconds count. Returns the result on every process.
     """
     args, state, folder = trainer.args, trainer.state, Path(trainer.args.output_dir)
     trained = state.global_step > 0
@@ -268,6 +269,7 @@ def finish_run(trainer: CROPTrainer, heatmap: bool = False) -> RunResult:
         # An answer without a verdict is not right.
         problems_after=np.nan_to_num(verdicts).mean(-1).tolist() if trained and verdicts.size else None,
         passes=_scoring_passes(trainer) if trained else None,
+        seconds=None if started is None else round(time.time() - started, 1),
         commit=current_commit(),
         statistics=statistics_of(state.log_history),
     )

@@ -15,10 +15,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from ..files import alone_in
+from ..files import InUseError, alone_in, write_text
 from ..studies.naming import NamedRun, named_run
 from ..studies.running import run_tasks
 from ..studies.study import Study, runs_of
+from ..studies.tables import study_markdown
 from .errors import told
 from .launch import split_options
 from .options import OptionParser
@@ -38,6 +39,13 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--discard_models", action="store_true", help="delete weights and checkpoints once a run's row is saved"
     )
+    tables = parser.add_argument_group("tables")
+    tables.add_argument("--against", metavar="METHOD", help="compare all methods with this one, seed by seed")
+    tables.add_argument(
+        "--benchmarks", nargs="+", default=[], help="as in `crop-trl evaluate`, which measures the trained models first"
+    )
+    tables.add_argument("--evaluate_options", default="", metavar="TEXT", help='more of it, such as "--setting A"')
+    tables.add_argument("--average", choices=("clean", "whole"), default="clean", help="what Avg. counts, as there")
     args = parser.parse_args(argv)
     args.gpus = [name.strip() for name in args.gpus.split(",")] if args.gpus else []
     args.jobs = args.jobs or max(1, len(args.gpus))
@@ -52,7 +60,7 @@ def name_run(arguments: list[str]) -> NamedRun:
     return named_run(parser.defaults(), *parser.layers(split_options(arguments)[1]))
 
 
-def run(study: Study, args: argparse.Namespace) -> None:
+def train(study: Study, args: argparse.Namespace) -> None:
     """Run what is left."""
     print(study.outlook(args.jobs))
     first = True
@@ -69,28 +77,44 @@ def run(study: Study, args: argparse.Namespace) -> None:
         run_tasks(study.tasks(), args.jobs, args.gpus, ended)
 
 
+def tabulate(study: Study, args: argparse.Namespace) -> None:
+    """Evaluate what is to be evaluated, then print and write the tables."""
+    if args.benchmarks:
+        tasks = study.evaluations(args.benchmarks, shlex.split(args.evaluate_options))
+        with tqdm(total=len(tasks), unit="model", smoothing=0) as bar:
+            run_tasks(tasks, args.jobs, args.gpus, lambda end: (study.evaluated(end), bar.update()))
+    if not study.asked:
+        raise ValueError(f"`output` {str(args.output)!r} holds no finished run; leave out `--table` to run them first.")
+    text = study_markdown(study.asked.values(), study.defaults, args.against, args.average)
+    write_text(args.output / "tables.md", text)
+    print(text)
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Run, or show what would be run. Returns 1 where a run failed."""
-    goes_on = "Interrupted; all runs were stopped. The same command goes on."
-    with told(interrupted=goes_on):
+    """Train, tabulate, or show what would be run. Returns 1 where a run failed."""
+    with told(interrupted="Interrupted; all runs were stopped. The same command goes on."):
         args = parse(argv)
-        study = Study(
-            args.output, runs_of(args.grid, name_run), args.rows, train_parser().defaults(), args.discard_models
-        )
+        defaults = train_parser().defaults()
+        study = Study(args.output, runs_of(args.grid, name_run), args.rows, defaults, args.discard_models)
         if args.dry_run:
             for key, planned in study.runs.items():
                 state = "finished" if key in study.rows else "to run"
                 print(f"# {key}: {state}\n{shlex.join(planned.command(args.output))}")
             print(study.outlook(args.jobs))
             return 0
-        with alone_in(args.output / ".lock", f"`output` {str(args.output)!r}"):
-            study.save()
-            if not args.table:
-                run(study, args)
-        if study.failed:
-            print(f"{len(study.failed)} failed: {', '.join(study.failed)}. The same command tries them again.")
-        elif not args.table:
-            print(f"All {len(study.runs)} runs are finished; their rows are in {study.table}.")
+        try:
+            with alone_in(args.output / ".lock", f"`output` {str(args.output)!r}"):
+                study.save()
+                (tabulate if args.table else train)(study, args)
+        except InUseError:
+            # A study that is running there saves its own rows.
+            if not args.table or args.benchmarks:
+                raise
+            tabulate(study, args)
+    if study.failed:
+        print(f"{len(study.failed)} failed: {', '.join(study.failed)}. The same command tries them again.")
+    elif not args.table:
+        print(f"All {len(study.runs)} runs are finished; their rows are in {study.table}.")
     return bool(study.failed)
 
 

@@ -19,6 +19,8 @@ from typing import Any
 # A library that looks for its optional parts on the hub at every start would wait for it on a machine without one.
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
+import psutil
+
 from ..files import alone_in
 from ..studies.naming import NamedRun, is_finished, named_run
 from .errors import told
@@ -111,7 +113,7 @@ def _train(argv: list[str], held: ExitStack) -> None:
             trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
             trainer.save_model()
             trainer.save_state()
-    finish_run(trainer, script.heatmap)
+    finish_run(trainer, script.heatmap, psutil.Process().create_time())
 
 
 if __name__ == "__main__":

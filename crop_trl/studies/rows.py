@@ -32,9 +32,10 @@ def row_of(folder: Path, key: str, defaults: Mapping[str, Any]) -> Row:
     evaluation = folder / EVALUATION / "results.json"
     if evaluation.is_file():
         found = read_object(evaluation, "delete it and evaluate again")
-        row["average"] = found["average"]
-        for name, benchmark in found["benchmarks"].items():
-            row |= {f"{name} {kind}": benchmark[kind] for kind in ("mean", "pass")}
+        kept = ("mean", "pass", "samples", "problems")
+        parts = {name: {k: benchmark[k] for k in kept} for name, benchmark in found["benchmarks"].items()}
+        row |= {"average": found["average"], "evaluation": json.dumps(parts)}
+        row |= {f"{name}_{kind}": part[kind] for name, part in parts.items() for kind in kept[:2]}
     return row
 
 

@@ -33,7 +33,6 @@ class Ended:
 
     task: Task
     status: int
-    seconds: float
 
 
 def run_tasks(tasks: Iterable[Task], jobs: int, gpus: Sequence[str], ended: Callable[[Ended], None]) -> None:
@@ -48,13 +47,13 @@ def run_tasks(tasks: Iterable[Task], jobs: int, gpus: Sequence[str], ended: Call
             while waiting and free:
                 place = free.popleft()
                 own = {"CUDA_VISIBLE_DEVICES": gpus[place % len(gpus)]} if gpus else {}
-                running[place] = (*_start(waiting.popleft(), {**environment, **own}), time.monotonic())
+                running[place] = _start(waiting.popleft(), {**environment, **own})
             time.sleep(_LOOK)
-            for place, (task, process, started) in list(running.items()):
+            for place, (task, process) in list(running.items()):
                 if process.poll() is not None:
                     del running[place]
                     free.append(place)
-                    ended(Ended(task, process.returncode, time.monotonic() - started))
+                    ended(Ended(task, process.returncode))
 
 
 def _start(task: Task, environment: dict[str, str]) -> tuple[Task, subprocess.Popen]:
@@ -74,7 +73,7 @@ def _ending_with(running: dict):
     finally:
         signal.signal(signal.SIGTERM, before)
         processes = []
-        for _, process, _ in running.values():
+        for _, process in running.values():
             with suppress(psutil.NoSuchProcess):
                 parent = psutil.Process(process.pid)
                 processes += [*parent.children(recursive=True), parent]

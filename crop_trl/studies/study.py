@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
 from ..planning.shape import shape_of
+from ..training.results import RunResult
 from . import rows
 from .grid import read_grid, train_arguments
 from .naming import NamedRun, is_finished
@@ -82,10 +82,55 @@ class Study:
         """What is left to run."""
         return [Task(k, self.runs[k].command(self.output, CROP_TRL), self.output / k / LOG) for k in self.left]
 
-    def _collect(self, key: str, **measured: Any) -> None:
-        # What only the runner knows of it stays from a stored row.
-        fresh = rows.row_of(self.output / key, key, self.defaults)
-        self.rows[key] = {**self.rows.get(key, {}), **fresh, **measured}
+    @property
+    def asked(self) -> dict[str, rows.Row]:
+        """Rows of the runs that are named, with the untrained students of their worlds; all rows where none is."""
+        worlds = {planned.run.world for planned in self.runs.values()}
+
+        def is_asked(key: str, row: rows.Row) -> bool:
+            return not worlds or key in self.runs or row["method"] == "base" and row["world"] in worlds
+
+        return {key: row for key, row in self.rows.items() if is_asked(key, row)}
+
+    def _add_students(self) -> None:
+        """A row for the untrained student of each world that has none: tables of benchmarks begin with it."""
+        first = {row["world"]: row for row in reversed(self.asked.values())}
+        for world in set(first) - {row["world"] for row in self.rows.values() if row["method"] == "base"}:
+            settings = {**json.loads(first[world]["settings"]), "method": "base"}
+            run = NamedRun(world, "method=base", settings, self.defaults)
+            run.claim(self.output / run.key)
+            RunResult("base", None, None, seed=first[world]["seed"]).write(self.output / run.key)
+            self._collect(run.key)
+
+    def evaluations(self, benchmarks: list[str], options: list[str]) -> list[Task]:
+        """`crop-trl evaluate` for each finished run whose model is here and that lacks one of the benchmarks."""
+        self._add_students()
+        found = []
+        for key, row in self.asked.items():
+            folder = self.output / key
+            settings = {**self.defaults, **json.loads(row["settings"])}
+            trained = row["method"] != "base"
+            model = folder if trained else settings["model_name_or_path"]
+            if not (folder / "config.json").is_file() and trained or not folder.is_dir():
+                continue
+            done = {name.casefold() for name in json.loads(row.get("evaluation") or "{}")}
+            if {Path(spec.partition("=")[0]).name.removesuffix(".jsonl").casefold() for spec in benchmarks} <= done:
+                continue
+            words = ["evaluate", "--model", str(model), "--benchmark", *benchmarks, "--label", row["method"]]
+            words += ["--output", str(folder / rows.EVALUATION)]
+            # A trained model's wrapper of the problems lies beside it.
+            words += ["--training_run", str(folder)] if trained else ["--prompt_template", settings["prompt_template"]]
+            found.append(Task(key, [*CROP_TRL, *words, *options], folder / "evaluation.txt"))
+        return found
+
+    def evaluated(self, end: Ended) -> None:
+        """Put what a model came to on benchmarks into its row."""
+        if self._went_well(end, end.status == 0):
+            self._collect(end.task.name)
+            self.save()
+
+    def _collect(self, key: str) -> None:
+        self.rows[key] = rows.row_of(self.output / key, key, self.defaults)
 
     def save(self) -> None:
         """Write the table, then let go of models that are not to stay."""
@@ -97,36 +142,39 @@ class Study:
 
     def ended(self, end: Ended) -> None:
         """Save the row of a run that finished, show why another did not."""
-        key, log = end.task.name, end.task.log
-        if end.status == 0 and is_finished(self.output / key):
-            self._collect(key, seconds=round(end.seconds, 1), disk_bytes=_size(self.output / key))
+        key = end.task.name
+        if self._went_well(end, end.status == 0 and is_finished(self.output / key)):
+            self._collect(key)
             self.save()
-        else:
-            self.failed.append(key)
-            said = f"{key} failed with status {end.status}. The end of {log}:"
-            tqdm.write("\n".join([said, *(f"    {line}" for line in last_lines(log))]))
+
+    def _went_well(self, end: Ended, well: bool) -> bool:
+        if not well:
+            self.failed.append(end.task.name)
+            said = f"{end.task.name} failed with status {end.status}. The end of {end.task.log}:"
+            tqdm.write("\n".join([said, *(f"    {line}" for line in last_lines(end.task.log))]))
+        return well
 
     def outlook(self, jobs: int) -> str:
         """How much there is to do, and what it takes by the runs that are finished."""
         left = len(self.left)
         lines = [f"{len(self.runs)} runs: {len(self.runs) - left} finished, {left} to go, {jobs} at a time."]
-        measured = [self.rows[key] for key in self.runs if self.rows.get(key, {}).get("seconds")]
+        measured = [row["seconds"] for key, row in self.rows.items() if key in self.runs and row.get("seconds")]
         if left and measured:
-            seconds = sum(row["seconds"] for row in measured) / len(measured)
+            seconds = sum(measured) / len(measured)
             more = timedelta(seconds=round(seconds * math.ceil(left / jobs)))
             lines.append(f"About {more} more, at {seconds:.0f} seconds a run.")
         elif left:
             lines.append("The first run that finishes tells how long the others take.")
-        if left and (each := self._disk(measured)) is not None:
+        if left and (each := self._disk()) is not None:
             kept = min(left, jobs) if self.discard_models else left
             lines.append(f"They take {kept * each / 1e9:.2g} GB of disk; {_free(self.output) / 1e9:.0f} GB are free.")
         return " ".join(lines)
 
-    def _disk(self, measured: list[rows.Row]) -> float | None:
-        """Bytes of a run: measured, or by the numbers of weights of the students."""
-        if measured:
-            return max(row["disk_bytes"] for row in measured)
-        found = []
+    def _disk(self) -> float | None:
+        """Bytes of a run: of those that are here, or by the numbers of weights of the students."""
+        found = [_size(self.output / key) for key in self.runs if is_finished(self.output / key)]
+        if found and not self.discard_models:
+            return max(found)
         for planned in self.runs.values():
             settings = {**self.defaults, **planned.run.settings}
             if settings["use_peft"]:

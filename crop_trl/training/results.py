@@ -77,6 +77,7 @@ class RunResult:
     selector_sha256: str | None = None
     problems_after: list[float] | None = None  # share of right answers to each held-out problem
     passes: int | None = None  # prompts after which a response was scored
+    seconds: float | None = None  # of the process that ended it, evaluations included
     commit: str | None = None
     statistics: dict[str, float] = field(default_factory=dict)  # see `statistics_of`
 

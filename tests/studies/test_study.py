@@ -82,6 +82,23 @@ def test_a_study_that_is_killed_twice_ends_with_a_row_for_each_run(tmp_path, cap
     assert [sum(row["problems_after"]) / 8 for row in rows] == [row["accuracy_after"] for row in rows]
     assert [row["world"] for row in rows] == ["short"] * 2 and rows[1]["kept_share"] > 2 * rows[0]["kept_share"]
 
+    # Tables, with a benchmark that is measured for them.
+    heldout = tmp_path / "eval_dataset_name.jsonl"
+    options = ["--table", "--against", "random", "--benchmarks", f"short={heldout}", "--jobs", "2"]
+    options += ["--evaluate_options", "--sampler hf --samples 2 --max_tokens 32"]
+    assert study.main(["--output", str(output), *options]) == 0
+    printed = capsys.readouterr().out
+    assert "## Benchmarks (%)" in printed and "| random, retention_ratio 0.5 |" in printed
+    assert (output / "tables.md").read_text() in printed
+    rows = read_rows(output / "runs.parquet")
+    assert sorted(row["method"] for row in rows) == ["base", "random", "random"] and "| base " in printed
+    assert all(row["average"] == row["short_mean"] for row in rows)
+    assert all((row["seconds"] or 0) > 0 or row["method"] == "base" for row in rows)
+    evaluated = (first / "evaluation/results.json").stat().st_mtime_ns
+    study.main(["--output", str(output), *options])
+    assert (first / "evaluation/results.json").stat().st_mtime_ns == evaluated
+    capsys.readouterr()
+
     # On another machine the rows are all that is left.
     shutil.copy(output / "runs.parquet", tmp_path / "rows.parquet")
     grid = make_grid(tmp_path, retention_ratio=[0.2, 0.5], method=["random"])
@@ -98,6 +115,33 @@ def test_a_study_that_is_killed_twice_ends_with_a_row_for_each_run(tmp_path, cap
             SystemExit, match="error: .*method=random.* is of a run with `max_steps` 2, and in this one"
         ):
             study.main([str(grid), "--output", str(tmp_path / folder), "--dry_run"])
+
+
+@pytest.mark.multiprocess
+def test_the_command_of_an_agent_makes_the_same_run_and_reports_to_wandb(tmp_path):
+    """Without a server, so with W&B offline: the command of `wandb agent`, in the environment that it sets."""
+    utils = pytest.importorskip("wandb.sdk.launch.sweeps.utils")
+    grid = make_grid(tmp_path, method=["opd"], seed=[3])
+    base = tmp_path / "base.yaml"
+    base.write_text(base.read_text() + f"runs_dir: {tmp_path / 'out'}\n")
+    values = {"method": {"value": "opd"}, "seed": {"value": 3}}
+    flags = utils.create_sweep_command_args({"args": values})["args"]
+    command = [f for w in yaml.safe_load(grid.read_text())["command"] for f in (flags if w == "${args}" else [w])]
+    assert command[:2] == ["crop-trl", "train"]
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"wandb_version": 1, **values}))
+    environment = {
+        **{k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "RANK", "ACCELERATE_USE_CPU")},
+        **{"WANDB_MODE": "offline", "WANDB_SWEEP_ID": "abcd1234", "WANDB_RUN_ID": "run1", "WANDB_DIR": str(tmp_path)},
+        **{"WANDB_SWEEP_PARAM_PATH": str(tmp_path / "config.yaml"), "WANDB_DATA_DIR": str(tmp_path / "data")},
+    }
+    words = [sys.executable, "-m", "crop_trl.commands", *command[1:]]
+    for said in ("on 8 held-out problems", "is finished; nothing is left to do."):
+        done = subprocess.run(words, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0 and said in done.stdout, done.stderr
+    assert len(list(tmp_path.glob("wandb/offline-run-*-run1/run-run1.wandb"))) == 1
+    assert (tmp_path / "out/short/method=opd,seed=3/result.json").is_file()
+    assert study.main([str(grid), "--output", str(tmp_path / "out")]) == 0
+    assert [row["seed"] for row in read_rows(tmp_path / "out/runs.parquet")] == [3]
 
 
 @pytest.mark.multiprocess
