@@ -107,14 +107,17 @@ def bank_of(sampled: ScoredResponses) -> RolloutBank:
     )
 
 
-def collect_bank(trainer, rows: Iterable[Mapping[str, Any]]) -> RolloutBank:
-    """Sample responses to each row on one process, and compute every signal of every method that the rows allow."""
+def collect_bank(trainer, rows: Iterable[Mapping[str, Any]], responses: int | None = None) -> RolloutBank:
+    """
+    Sample responses to each row (by default as many as in training) on one process, and compute every signal of every
+    method that the rows allow.
+    """
     rows = list(rows)
     needs = {need for method in METHODS.values() for need in method.needs}
     if len({str(row["prompt"]) for row in rows}) <= trainer.args.credit_num_negatives:
         # Too few prompts to draw unrelated ones from; methods that need them are left out of a replay.
         needs.discard("teacher/negative")
-    return bank_of(trainer.sample(rows, sorted(needs)))
+    return bank_of(trainer.sample(rows, sorted(needs), responses))
 
 
 def kept_overlap(bank: RolloutBank, names: Sequence[str], settings: SelectionSettings | None = None) -> torch.Tensor:

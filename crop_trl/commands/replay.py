@@ -30,31 +30,42 @@ class ReplayArguments:
     gap_threshold: float = option(2.0, "Student-teacher gap, in nats, from which a token is a large one.")
 
 
+def read_or_sample(
+    path: Path,
+    prompts: int,
+    script: ScriptArguments,
+    args: TrainConfig,
+    model: ModelConfig,
+    responses: int | None = None,
+) -> RolloutBank:
+    """The bank in this file; where there is none, one of responses to so many prompts, which is written there."""
+    if path.exists():
+        print(f"Reading {path}.")
+        return RolloutBank.load(path)
+    if prompts < 1:
+        raise ValueError(f"`bank_prompts` must be at least 1, got {prompts}.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    args.method = "crop"
+    trainer = make_trainer(script, args, model)
+    rows = trainer.train_dataset.select(range(min(prompts, len(trainer.train_dataset))))
+    bank = collect_bank(trainer, rows, responses)
+    bank.settings = {
+        "model_name_or_path": model.model_name_or_path,
+        "teacher_model_name_or_path": args.teacher_model_name_or_path,
+        "dataset_name": script.dataset_name,
+        "seed": args.seed,
+    }
+    bank.save(path)
+    print(f"Wrote {path}.")
+    return bank
+
+
 def main(argv: list[str] | None = None) -> None:
     """Parse, sample or read, report."""
     with told():
         kinds = (ReplayArguments, ScriptArguments, TrainConfig, ModelConfig)
         replay, script, args, model = SettingsParser("replay", kinds, __doc__).read(argv)
-        path = Path(replay.bank)
-        if path.exists():
-            print(f"Reading {path}.")
-            bank = RolloutBank.load(path)
-        else:
-            if replay.bank_prompts < 1:
-                raise ValueError(f"`bank_prompts` must be at least 1, got {replay.bank_prompts}.")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            args.method = "crop"
-            trainer = make_trainer(script, args, model)
-            rows = trainer.train_dataset.select(range(min(replay.bank_prompts, len(trainer.train_dataset))))
-            bank = collect_bank(trainer, rows)
-            bank.settings = {
-                "model_name_or_path": model.model_name_or_path,
-                "teacher_model_name_or_path": args.teacher_model_name_or_path,
-                "dataset_name": script.dataset_name,
-                "seed": args.seed,
-            }
-            bank.save(path)
-            print(f"Wrote {path}.")
+        bank = read_or_sample(Path(replay.bank), replay.bank_prompts, script, args, model)
         tokenizer = AutoTokenizer.from_pretrained(model.model_name_or_path) if model.model_name_or_path else None
     print(bank_report(bank, args.selection_settings, replay.gap_threshold, tokenizer))
 

@@ -339,7 +339,9 @@ def main() -> None:
     method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
     with multiprocessing.get_context(method).Pool(args.workers) as workers:
         for split, n in (("train", args.records), ("validation", args.problems), ("test", args.problems)):
-            write_records(args.output / f"{split}.jsonl", split, n, apply=partial(workers.imap, chunksize=8))
+            apply = partial(workers.imap, chunksize=8)
+            # Held-out records say what depends on what as well, for `crop-trl selectors`.
+            write_records(args.output / f"{split}.jsonl", split, n, with_changes=split != "train", apply=apply)
         for name in args.models:
             recipe = RECIPES[name]
             n = max(8, int(args.scale * recipe.examples))

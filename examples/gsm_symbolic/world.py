@@ -187,6 +187,22 @@ def conditions(problem: Problem, told: Wording, rng: Random) -> list[dict]:
     return found
 
 
+def changed_problems(problem: Problem, told: Wording) -> list[dict]:
+    """The problem with one of its values changed, up to three times for each, and the solutions in the same words.
+
+    Unlike `conditions`, values that stand in several places count too, as a fraction does with its two numbers.
+    """
+    rng, found = Random(problem.text), []
+    for name in load()[problem.number].names:
+        others = [problem.with_value(name, value) for value in other_values(problem, name, rng)[:30]]
+        others = [other for other in others if other.written and other.text != problem.text]
+        if _has_number(problem.values[name]) or any(other.answer != problem.answer for other in others):
+            for other in sorted(others, key=lambda other: not other.sound)[:3]:
+                solution = told.tell(other.written.solution, other.answer)
+                found.append({"condition": name, "problem": other.text, "solution": solution, "answer": other.answer})
+    return found
+
+
 def _first(items: Iterator, n: int) -> Iterator:
     for _, item in zip(range(n), items):
         yield item
@@ -241,8 +257,13 @@ def training_example(rng: Random, skewed: bool = False, misread_share: float = 0
     return text, Wording(rng, skewed).tell(understood.written.solution, understood.answer)
 
 
-def make_record(problem: Problem, rng: Random, identifier: str, alternates: int = 3) -> dict | None:
-    """The triplet record of a problem, with more counterfactuals of other conditions; `None` if it has not even one."""
+def make_record(
+    problem: Problem, rng: Random, identifier: str, alternates: int = 3, with_changes: bool = False
+) -> dict | None:
+    """The triplet record of a problem, with more counterfactuals of other conditions; `None` if it has not even one.
+
+    `with_changes` adds `changes`: every value changed, with the worked solutions, for `crop-trl selectors`.
+    """
     told = Wording(rng)
     listed = conditions(problem, told, rng)
     made = []
@@ -282,17 +303,21 @@ def make_record(problem: Problem, rng: Random, identifier: str, alternates: int 
         "validation_passed": True,
         "alternates": made[1:],
         "conditions": listed,
+        **({"changes": changed_problems(problem, told)} if with_changes else {}),
     }
 
 
-def _draw(number: int, split: str, seed: int, alternates: int) -> dict | None:
+def _draw(number: int, split: str, seed: int, alternates: int, with_changes: bool) -> dict | None:
     rng = Random(f"{split} {seed} {number}")
-    return make_record(sample(rng, split), rng, f"gsm-{split}-{seed}-{number}", alternates)
+    return make_record(sample(rng, split), rng, f"gsm-{split}-{seed}-{number}", alternates, with_changes)
 
 
-def generate(split: str, seed: int = 0, alternates: int = 3, apply: Callable = map) -> Iterator[dict]:
+def generate(
+    split: str, seed: int = 0, alternates: int = 3, with_changes: bool = False, apply: Callable = map
+) -> Iterator[dict]:
     """Endless distinct records of a split; `apply` may be a pool's `imap`."""
-    seen, draw = set(), partial(_draw, split=split, seed=seed, alternates=alternates)
+    seen = set()
+    draw = partial(_draw, split=split, seed=seed, alternates=alternates, with_changes=with_changes)
     # In parts, since a pool takes all that it is given.
     for record in chain.from_iterable(apply(draw, range(start, start + 256)) for start in count(0, 256)):
         if record is not None and record["original_problem"] not in seen:
@@ -300,10 +325,10 @@ def generate(split: str, seed: int = 0, alternates: int = 3, apply: Callable = m
             yield record
 
 
-def write_records(path, split: str, n: int, seed: int = 0, alternates: int = 3, apply: Callable = map) -> None:
-    """Write the first `n` records of a split, one JSON object a line."""
+def write_records(path, split: str, n: int, **how) -> None:
+    """Write the first `n` records of a split, one JSON object a line; `how` goes to `generate`."""
     with open(path, "w", encoding="utf-8", newline="\n") as file:
-        for record in _first(generate(split, seed, alternates, apply), n):
+        for record in _first(generate(split, **how), n):
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
@@ -313,9 +338,11 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=1024, help="number of records")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--alternates", type=int, default=3, help="further counterfactuals per record, at most")
+    parser.add_argument("--changes", action="store_true", help="add what `crop-trl selectors` makes labels from")
     parser.add_argument("--output", required=True)
     args = parser.parse_args()
-    write_records(args.output, args.split, args.n, args.seed, args.alternates)
+    how = {"seed": args.seed, "alternates": args.alternates, "with_changes": args.changes}
+    write_records(args.output, args.split, args.n, **how)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from itertools import count
 from random import Random
 
 from schemas import BOXES, DISTRACTORS, ITEMS, ROLES, SCHEMAS, Number, Schema, Step
-from solutions import HABITS, misread_steps, render_solution, valid
+from solutions import CLOSINGS, HABITS, misread_steps, render_solution, valid
 
 SPLITS = ("train", "heldout")
 FORMS = [(statement, question) for statement in range(3) for question in range(3)]
@@ -175,9 +175,37 @@ def edit_fields(problem: Problem, paraphrase: Problem, slot: str, edited: Proble
     }
 
 
-def make_record(problem: Problem, rng: Random, identifier: str, alternates: int = 3) -> dict | None:
-    """The triplet record of a problem, with more counterfactuals on other slots; None if it has not even one."""
+def changes(problem: Problem, solution: str, wording: tuple) -> list[dict]:
+    """The problem with one slot changed, up to three times for each slot, and the solutions in the words of `solution`.
+
+    `wording` is the state of the draws it was told with. Where no other value of a slot is valid, the numbers are out
+    of range, which labels do not mind.
+    """
+    found, rng = [], Random(problem.text)
+    closing = next(closing for closing in CLOSINGS if closing in solution)
+    for slot in (*problem.schema.numbers, *problem.schema.switches):
+        values = [value for value in slot_range(problem.schema_index, slot) if value != problem.values[slot]]
+        others = [replace(problem, values={**problem.values, slot: value}) for value in rng.sample(values, len(values))]
+        sound = [other for other in others if valid(other.steps)]
+        for other in (sound or others)[:3]:
+            draws = Random()
+            draws.setstate(wording)
+            told, _ = render_solution(other.steps, draws)
+            # With another number of steps, the closing is drawn anew.
+            told = told.replace(next(c for c in CLOSINGS if c in told), closing)
+            found.append({"condition": slot, "problem": other.text, "solution": told, "answer": str(other.answer)})
+    return found
+
+
+def make_record(
+    problem: Problem, rng: Random, identifier: str, alternates: int = 3, with_changes: bool = False
+) -> dict | None:
+    """The triplet record of a problem, with more counterfactuals on other slots; None if it has not even one.
+
+    `with_changes` adds `changes`: every slot changed, with the worked solutions, for `crop-trl selectors`.
+    """
     paraphrase = problem.paraphrase(rng)
+    wording = rng.getstate()
     solution, _ = render_solution(problem.steps, rng)
     slots = [*problem.schema.numbers, *problem.schema.switches]
     edits = []
@@ -205,10 +233,11 @@ def make_record(problem: Problem, rng: Random, identifier: str, alternates: int 
         "usable_for_training": True,
         "validation_passed": True,
         "alternates": [{k: v for k, v in edit.items() if k not in shared} for edit in edits[1:]],
+        **({"changes": changes(problem, solution, wording)} if with_changes else {}),
     }
 
 
-def generate(split: str, seed: int, alternates: int = 3) -> Iterator[dict]:
+def generate(split: str, seed: int, alternates: int = 3, with_changes: bool = False) -> Iterator[dict]:
     """Endless distinct records of a split. Every other held-out problem is told in a held-out form.
 
     Each draw has a random stream of its own, so `alternates` does not change which problems come.
@@ -217,7 +246,7 @@ def generate(split: str, seed: int, alternates: int = 3) -> Iterator[dict]:
     for draw in count():
         rng = Random(f"{split} {seed} {draw}")
         problem = sample_problem(rng, split, held_out_form=split == "heldout" and len(seen) % 2 == 1)
-        record = make_record(problem, rng, f"tiny-{split}-{seed}-{len(seen)}", alternates)
+        record = make_record(problem, rng, f"tiny-{split}-{seed}-{len(seen)}", alternates, with_changes)
         if record is not None and problem.text not in seen:
             seen.add(problem.text)
             yield record
@@ -229,9 +258,10 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=1024, help="number of records")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--alternates", type=int, default=3, help="further counterfactuals per record, at most")
+    parser.add_argument("--changes", action="store_true", help="add what `crop-trl selectors` makes labels from")
     parser.add_argument("--output", required=True)
     args = parser.parse_args()
-    records = generate(args.split, args.seed, args.alternates)
+    records = generate(args.split, args.seed, args.alternates, args.changes)
     with open(args.output, "w", encoding="utf-8", newline="\n") as file:
         for _ in range(args.n):
             file.write(json.dumps(next(records)) + "\n")

@@ -13,6 +13,7 @@ from random import Random
 
 import pytest
 
+from crop_trl.analysis.dependence import AFTER_ERROR, NEGATIVE, POSITIVE, Reference
 from crop_trl.triplets import build_dataset
 
 ROOT = Path(__file__).parents[2]
@@ -263,3 +264,34 @@ def test_one_command_makes_records_and_models(modules, tmp_path, monkeypatch):
         assert model.config.vocab_size >= len(AutoTokenizer.from_pretrained(tmp_path / name))
         responses = (tmp_path / f"{name}.responses.jsonl").read_text().splitlines()
         assert [json.loads(line)["id"] for line in responses] == ["gsm-test-0-0", "gsm-test-0-1"]
+
+
+def test_changed_problems_say_what_every_token_of_a_response_depends_on(world, modules):
+    """Responses as the student learns them, right or misread, in other words than the record's solution."""
+    wrong = 0
+    for number in range(150):
+        rng = Random(f"changes {number}")
+        problem = world.sample(rng, "test")
+        record = world.make_record(problem, rng, "x", with_changes=True)
+        if record is None:
+            continue
+        reference = Reference.of(record)
+        own = {
+            place for place, label in enumerate(reference.label_tokens(list(record["solution"]))) if label == POSITIVE
+        }
+        spans = {place for c in record["conditions"] for span in c["solution_spans"] for place in range(*span)}
+        # A fraction has two numbers and so is no condition of the world, nor is a number that a word repeats.
+        assert spans == own or (spans < own and problem.number in (38, 69))
+        told, misread = modules["wording"].Wording(rng, skewed=True), world.misread(problem, rng)
+        right, other = (told.tell(p.written.solution, p.answer) for p in (problem, misread))
+        labels = reference.label_tokens(list(right))
+        values = [right[m.start() : m.end()] for m in re.finditer(r"\d+", right) if labels[m.start()] == POSITIVE]
+        solution = record["solution"]
+        assert values == [solution[m.start() : m.end()] for m in re.finditer(r"\d+", solution) if m.start() in own]
+        assert set(labels.tolist()) == {POSITIVE, NEGATIVE}
+        if misread.answer != problem.answer:
+            wrong += 1
+            cut = (reference.label_tokens(list(other)) == AFTER_ERROR).tolist().index(True)
+            first = next(span for span, _ in world.changes(other, right))
+            assert cut == first[0]
+    assert wrong > 100

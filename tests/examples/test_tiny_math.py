@@ -12,6 +12,8 @@ from random import Random
 
 import pytest
 
+from crop_trl.analysis.dependence import AFTER_ERROR, POSITIVE, Reference
+
 FOLDER = Path(__file__).parents[2] / "examples" / "tiny_math"
 FILES = {"train": (1024, 1), "heldout": (256, 3)}  # records, and the --alternates each file was written with
 
@@ -259,3 +261,38 @@ def test_the_models_solve_what_their_notes_say(problems, task):
         shares[name] = sum(text.endswith(f"\\boxed{{{p.answer}}}.") for text, p in zip(texts, drawn)) / len(drawn)
     assert shares["teacher"] >= 0.95
     assert 0.15 <= shares["student"] <= 0.75
+
+
+def test_changed_problems_say_what_every_token_of_a_response_depends_on(problems, task):
+    """Responses as the student learns them, right or misread, in other words than the record's solution."""
+    solutions, wrong, early = task["solutions"], 0, 0
+    for number in range(200):
+        rng = Random(f"changes {number}")
+        problem = problems.sample_problem(rng, "heldout")
+        record = problems.make_record(problem, rng, "x", with_changes=True)
+        if record is None:
+            continue
+        assert {c["condition"] for c in record["changes"]} == {*problem.schema.numbers, *problem.schema.switches}
+        reference = Reference.of(record)
+        values = {**problem.nouns, **problem.values}
+        misread = solutions.misread_steps(problem.schema, values, None, "number", rng)
+        right, other = (
+            solutions.render_solution(steps, Random(number), skewed=True)[0] for steps in (problem.steps, misread)
+        )
+        labels = reference.label_tokens(list(right))
+        assert AFTER_ERROR not in labels
+        # No number of a solution is the same whatever the problem says.
+        numbers = {place for match in re.finditer(r"\d+", right) for place in range(*match.span())}
+        assert numbers <= {place for place, label in enumerate(labels) if label == POSITIVE}
+        assert not any(labels[place] == POSITIVE for place in range(right.index(". ")))  # the opening
+        if misread[-1].result == problem.answer:
+            continue
+        wrong += 1
+        cut = (reference.label_tokens(list(other)) == AFTER_ERROR).tolist().index(True)
+        pairs = zip(re.finditer(r"\d+|[-+*/]", other), re.findall(r"\d+|[-+*/]", right))
+        first = next(match.start() for match, value in pairs if match[0] != value)
+        # Never later; the word for the operation may be where it begins. Where a step is forgotten, the other one may
+        # be laid beside the wrong one, which leaves labels out.
+        assert cut <= first
+        early += ". " in other[cut:first]
+    assert wrong > 100 and early < 0.05 * wrong

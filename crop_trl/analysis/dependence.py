@@ -1,0 +1,171 @@
+"""Which tokens of a response depend on the conditions of its problem: from worked solutions, without any model.
+
+A record says it with its `solution` and with `changes`: the same problem with one condition changed, and the solution
+of that, told in the same words. Numbers, signs and words that differ there depend on the condition. A response is laid
+beside the solution; where it writes a value that depends on some condition, its tokens are positive, up to the first
+value that is another one than the solution's.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+# Of a token: it depends on a condition, or on none, or could not be aligned, or follows the first wrong value.
+POSITIVE, NEGATIVE, UNALIGNED, AFTER_ERROR = 1, 0, -1, -2
+
+_UNIT = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?|[^\W\d]+|[^\w\s]")
+# "Step 3:" or "3." at the start of a line counts lines and says nothing of the problem.
+_COUNTER = re.compile(r"(?:\bstep\s+|^\s*)(\d+)(?=[:.)])", re.IGNORECASE | re.MULTILINE)
+_SIGNS = {sign: sign for sign in "+-*/"} | {"x": "*", "×": "*", "·": "*", "÷": "/", "−": "-", "–": "-"}
+_STEP_END = re.compile(r"[.!?]\s|\n")
+
+
+class Units:
+    """The numbers, words and signs of a text."""
+
+    def __init__(self, text: str):
+        self.text = text
+        found = list(_UNIT.finditer(text))
+        counters = {match.start(1) for match in _COUNTER.finditer(text)}
+        self.spans = [match.span() for match in found]
+        self.numbers = [match[0][0].isdigit() and match.start() not in counters for match in found]
+        self.values = [
+            str(float(match[0].replace(",", ""))) if number else _SIGNS.get(match[0], match[0])
+            for match, number in zip(found, self.numbers)
+        ]
+        self.signs = [value in "+-*/" for value in self.values]
+
+    @cached_property
+    def steps(self) -> list[int]:
+        """Which sentence or line each unit stands in."""
+        ends = [match.start() for match in _STEP_END.finditer(self.text)]
+        return np.searchsorted(ends, [start for start, _ in self.spans]).tolist()
+
+    def aligned(self, other: "Units") -> Iterator[tuple[bool, range, range]]:
+        """
+        Passages of this text and of another that belong together, and whether they read alike, their numbers aside: a
+        wrong number has the place of the right one. What is alike should be much, and in one piece.
+        """
+        pairs = [*_pairs(self, other), (len(self.values), len(other.values))]
+        n = m = 0
+        for place, (i, j) in enumerate(pairs, start=1):
+            if i > n or j > m:
+                yield False, range(n, i), range(m, j)
+            if place < len(pairs):
+                yield True, range(i, i + 1), range(j, j + 1)
+            n, m = i + 1, j + 1
+
+
+def _pairs(one: Units, two: Units) -> list[tuple[int, int]]:
+    """The best alignment: 1 for a pair of equal units, 1/2 for numbers that differ, 1/2 more for following a pair."""
+    numbers, values = np.array(two.numbers, dtype=bool), np.array(two.values, dtype=object)
+    size = (len(one.values) + 1, len(values) + 1)
+    best = np.zeros(size, dtype=np.float32)  # of the first units of each text
+    paired = np.full(size, -np.inf, dtype=np.float32)  # the same, where the last two are a pair
+    for n, (number, value) in enumerate(zip(one.numbers, one.values)):
+        gain = np.where((values == value) & (numbers == number), 1.0, np.where(number & numbers, 0.5, -np.inf))
+        paired[n + 1, 1:] = gain + np.maximum(best[n, :-1], paired[n, :-1] + 0.5)
+        best[n + 1, 1:] = np.maximum.accumulate(np.maximum(best[n, 1:], paired[n + 1, 1:]))
+    n, m, found, follows = len(one.values), len(values), [], False
+    while n and m:
+        if not follows and best[n, m] == best[n - 1, m]:
+            n -= 1
+        elif not follows and best[n, m] == best[n, m - 1]:
+            m -= 1
+        else:
+            n, m = n - 1, m - 1
+            follows = bool(paired[n, m] + 0.5 > best[n, m])
+            found.append((n, m))
+    return found[::-1]
+
+
+def differing(text: Units, other: Units) -> np.ndarray:
+    """Which units of a text read otherwise in the other one; of a passage that is not there, numbers and signs."""
+    marks = np.zeros(len(text.values), dtype=bool)
+    for _, here, there in text.aligned(other):
+        for n, m in zip(here, there if len(here) == len(there) else [None] * len(here)):
+            marks[n] = text.numbers[n] or text.signs[n] if m is None else text.values[n] != other.values[m]
+    return marks
+
+
+@dataclass
+class Reference:
+    """The worked solution of a problem, and which of its units depend on a condition."""
+
+    solution: Units
+    depends: np.ndarray
+    changing: set[str]  # values that depend on a condition somewhere in problem or solution
+    constant: set[str]  # values that somewhere do not
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> "Reference":
+        """From a record; raises `ValueError` where it does not hold what labels need."""
+        changes, where = record.get("changes"), f"record {str(record.get('id', '?'))!r}"
+        if not isinstance(record.get("solution"), str) or not isinstance(changes, Sequence) or not changes:
+            raise ValueError(
+                f"{where} has no `solution` or no `changes`, from which labels are made; see docs/selectors.md."
+            )
+        if not all(isinstance(change.get(name), str) for change in changes for name in ("problem", "solution")):
+            raise ValueError(f"`changes` of {where} lacks a `problem` or `solution`; each change needs both.")
+        found, changing, constant = [], set(), set()
+        for name, text in (("problem", record["original_problem"]), ("solution", record["solution"])):
+            units = Units(text)
+            depends = np.any([differing(units, Units(change[name])) for change in changes], axis=0)
+            changing |= {value for value, mark in zip(units.values, depends) if mark}
+            constant |= {value for value, mark in zip(units.values, depends) if not mark}
+            found.append((units, depends))
+        return cls(*found[-1], changing, constant)
+
+    def _by_value(self, units: Units, n: int) -> int | None:
+        """The label of a unit that has no counterpart in the solution; `None` for a number that occurs nowhere."""
+        value = units.values[n]
+        if value in self.changing:
+            return UNALIGNED if value in self.constant else POSITIVE
+        return None if units.numbers[n] and value not in self.constant else NEGATIVE
+
+    def label_units(self, units: Units) -> tuple[list[int], int | None]:
+        """A label for each unit of a response, and the place of its first wrong one (`None`: nothing is wrong)."""
+        labels = [NEGATIVE] * len(units.values)
+        doubtful = None  # the first value of this step that the solution does not have there
+        for alike, theirs, here in self.solution.aligned(units):
+            for n in here:
+                if doubtful is not None and units.steps[doubtful] != units.steps[n]:
+                    doubtful = None
+                if alike:
+                    right = units.values[n] == self.solution.values[theirs[0]]
+                    label = int(self.depends[theirs[0]]) if right else None
+                elif units.numbers[n] and any(self.solution.numbers[t] for t in theirs):
+                    label = None
+                elif units.signs[n] and any(self.solution.signs[t] for t in theirs):
+                    label = None
+                else:
+                    label = UNALIGNED if any(self.depends[t] for t in theirs) else self._by_value(units, n)
+                    if label and doubtful is None:
+                        # Perhaps said in other words, perhaps where the error begins: what follows will tell.
+                        doubtful = n
+                if label is None:
+                    return labels, n if doubtful is None else doubtful
+                labels[n] = label
+        return labels, None
+
+    def label_tokens(self, pieces: Sequence[str]) -> np.ndarray:
+        """A label for each token of a response, given as the pieces that its text is made of."""
+        units = Units("".join(pieces))
+        found, wrong = self.label_units(units)
+        cut = len(units.text) + 1 if wrong is None else units.spans[wrong][0]
+        labels = np.zeros(len(pieces), dtype=np.int8)
+        ends = np.cumsum([len(piece) for piece in pieces])
+        place = 0
+        for token, (start, end) in enumerate(zip(ends - [len(piece) for piece in pieces], ends)):
+            if end > cut:
+                labels[token:] = AFTER_ERROR
+                break
+            while place < len(found) and units.spans[place][1] <= start:
+                place += 1
+            over = [found[n] for n in range(place, len(found)) if units.spans[n][0] < end and units.spans[n][1] > start]
+            labels[token] = POSITIVE if POSITIVE in over else min(over, default=NEGATIVE)
+        return labels
