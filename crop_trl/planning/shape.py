@@ -112,16 +112,17 @@ QWEN3 = {
 }
 
 
-def shape_of(name: str) -> ModelShape:
-    """Shape of a model by name, path or size."""
+def shape_of(name: str, offline: bool = False) -> ModelShape:
+    """Shape of a model by name, path or size; `offline` looks at this machine alone."""
     if name in QWEN3:
         return QWEN3[name]
     try:
-        config = AutoConfig.from_pretrained(name)
+        config = AutoConfig.from_pretrained(name, local_files_only=offline)
     except (OSError, ValueError):
         size = re.search(r"Qwen3-(\d+(?:\.\d+)?B)", name)
         if size and size[1] in QWEN3:
-            print(f"{name} cannot be read from here; taken as the Qwen3 shape {size[1]}.", file=sys.stderr)
+            if not offline:
+                print(f"{name} cannot be read from here; taken as the Qwen3 shape {size[1]}.", file=sys.stderr)
             return QWEN3[size[1]]
         raise ValueError(f"{name!r} cannot be read; name a folder, or one of the sizes {', '.join(QWEN3)}.") from None
     return ModelShape.of(config)

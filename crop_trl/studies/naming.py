@@ -51,7 +51,7 @@ def shown(value: Any) -> str:
 
 @dataclass(frozen=True)
 class NamedRun:
-    """A run of a study: `settings` are what its `--config` file and command line set of it, as JSON holds them."""
+    """A run of a study: `settings` are what its `--config` file and command line set, as JSON holds them."""
 
     world: str
     name: str
@@ -63,9 +63,14 @@ class NamedRun:
         """Its folder within the study's."""
         return f"{self.world}/{self.name}"
 
+    @property
+    def own_settings(self) -> dict[str, Any]:
+        """Those that make it this run."""
+        return {name: value for name, value in self.settings.items() if not is_apart(name)}
+
     def check_same(self, stored: Mapping[str, Any], where: str) -> None:
         """Raise `ValueError` where the settings stored under its name are another run's."""
-        own, theirs = ({**self.defaults, **each} for each in (self.settings, stored))
+        own, theirs = ({**self.defaults, **each} for each in (self.own_settings, stored))
         for name in sorted({*own, *theirs}):
             if own.get(name) != theirs.get(name):
                 raise ValueError(
@@ -81,7 +86,7 @@ class NamedRun:
     def claim(self, folder: Path) -> None:
         """Write down whose folder it is."""
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / SETTINGS, self.settings)
+        write_json(folder / SETTINGS, self.own_settings)
 
 
 def named_run(defaults: Mapping[str, Any], file: Mapping[str, Any], given: Mapping[str, Any]) -> NamedRun:
@@ -100,5 +105,4 @@ def named_run(defaults: Mapping[str, Any], file: Mapping[str, Any], given: Mappi
     if len(name) > _LONGEST_NAME:
         name = _cut(name, name, _LONGEST_NAME)
     world = after.get("world") or Path(given.get("config") or "run").stem
-    settings = {n: value for n, value in settings.items() if not is_apart(n)}
     return NamedRun(shown(world), name, settings, defaults)

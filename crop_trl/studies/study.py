@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 
 from tqdm import tqdm
@@ -46,7 +47,7 @@ def runs_of(grids: Iterable[Path], name: Callable[[list[str]], NamedRun]) -> dic
             before, arguments = train_arguments(command)
             run = name(arguments)
             if run.key in found:
-                found[run.key].run.check_same(run.settings, f"{run.key} of {str(grid.path)!r}")
+                found[run.key].run.check_same(run.own_settings, f"{run.key} of {str(grid.path)!r}")
             found.setdefault(run.key, PlannedRun(run, before, arguments))
     return found
 
@@ -165,32 +166,29 @@ class Study:
             lines.append(f"About {more} more, at {seconds:.0f} seconds a run.")
         elif left:
             lines.append("The first run that finishes tells how long the others take.")
-        if left and (each := self._disk()) is not None:
-            kept = min(left, jobs) if self.discard_models else left
-            lines.append(f"They take {kept * each / 1e9:.2g} GB of disk; {_free(self.output) / 1e9:.0f} GB are free.")
+        if left and (size := self._disk(jobs)):
+            shown = f"{size / 1e9:,.0f}" if size > 1e10 else f"{size / 1e9:.2g}"
+            lines.append(f"They take {shown} GB of disk; {_free(self.output) / 1e9:,.0f} GB are free.")
         return " ".join(lines)
 
-    def _disk(self) -> float | None:
-        """Bytes of a run: of those that are here, or by the numbers of weights of the students."""
-        found = [_size(self.output / key) for key in self.runs if is_finished(self.output / key)]
-        if found and not self.discard_models:
-            return max(found)
-        for planned in self.runs.values():
-            settings = {**self.defaults, **planned.run.settings}
-            if settings["use_peft"]:
-                return None
+    def _disk(self, jobs: int) -> float:
+        """Bytes of what is left, as far as students are known: their weights, and the checkpoints that are kept."""
+        sizes = []
+        for key in self.left:
+            settings = {**self.defaults, **self.runs[key].run.settings}
             saved = settings["max_steps"] // settings["save_steps"] if settings["save_strategy"] == "steps" else 0
             saved = min(saved, settings["save_total_limit"] or saved)
-            try:
-                # Weights in float32, in a checkpoint with both moments of AdamW.
-                found.append(shape_of(settings["model_name_or_path"]).parameters * (4 + 12 * saved))
-            except (ValueError, TypeError):
-                return None
-        return max(found, default=None)
+            # Weights in float32, in a checkpoint with both moments of AdamW.
+            sizes.append(_weights(settings["model_name_or_path"]) * (4 + 12 * saved) * (not settings["use_peft"]))
+        return sum(sorted(sizes)[-jobs:] if self.discard_models else sizes)
 
 
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+@cache
+def _weights(model: str) -> int:
+    try:
+        return shape_of(model, offline=True).parameters
+    except ValueError:
+        return 0
 
 
 def _free(folder: Path) -> int:

@@ -138,7 +138,7 @@ def test_names_are_readable_short_and_of_one_run_each():
     assert len(many) < 200 and many != name(**{f"setting_{i}": f"value_{i}" for i in range(49)})
     assert shown(0.0001) == "0.0001" and shown(True) == "true" and shown("crop-max") == "crop-max"
     hidden = named_run({}, {}, {"hub_token": "hf_secret", "teacher_server_urls": ["http://u:secret@x/v1"]})
-    assert "secret" not in json.dumps(hidden.settings) + hidden.key
+    assert "secret" not in json.dumps(hidden.settings) + hidden.key and "hub_token" not in hidden.own_settings
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples/studies").glob("*.yaml")), ids=lambda path: path.stem)
@@ -147,5 +147,15 @@ def test_the_studies_of_the_examples_can_be_read(monkeypatch, path):
     grid = read_grid(path)
     runs = runs_of([path], name_run)
     assert len(runs) == len(list(grid.commands()))
-    # Whoever reads the file is told how to run it.
-    assert f"crop-trl study {os.path.relpath(path, ROOT)}" in path.read_text()
+    # Whoever reads the file is told how to run it, there or in the file that it is a part of.
+    named = [Path(name) for name in re.findall(r"examples/studies/[\w*]+\.yaml", path.read_text())]
+    assert any(Path(os.path.relpath(path, ROOT)).match(str(name)) for name in named) or path.stem.startswith(
+        "gsm_rates_"
+    )
+
+
+def test_the_studies_of_the_paper_are_its_43_runs(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    grids = [ROOT / f"examples/studies/{name}.yaml" for name in ("table1_a", "table1_b")]
+    runs = runs_of([*grids, *(ROOT / "examples/studies").glob("ablations_a_*.yaml")], name_run)
+    assert len(runs) == 43 and sum(key.startswith("setting_b/") for key in runs) == 7
