@@ -2,6 +2,7 @@
 
     crop-trl study examples/studies/tiny.yaml --output runs/tiny --jobs 2
     crop-trl study examples/studies/tiny.yaml --output runs/tiny --table --against random
+    crop-trl study examples/studies/table1_a.yaml --output runs/paper --table --benchmarks AIME24 AMC23 -- --setting A
 
 The same file goes to `wandb sweep`, for many machines. A run that is finished is never repeated, one that was killed
 goes on from its last checkpoint. The row of each finished run is in DIR/runs.parquet at once; where that file is taken
@@ -42,11 +43,13 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     tables = parser.add_argument_group("tables")
     tables.add_argument("--against", metavar="METHOD", help="compare all methods with this one, seed by seed")
     tables.add_argument(
-        "--benchmarks", nargs="+", default=[], help="as in `crop-trl evaluate`, which measures the trained models first"
+        "--benchmarks", nargs="+", default=[], help="what `crop-trl evaluate` measures first; its options follow a --"
     )
-    tables.add_argument("--evaluate_options", default="", metavar="TEXT", help='more of it, such as "--setting A"')
     tables.add_argument("--average", choices=("clean", "whole"), default="clean", help="what Avg. counts, as there")
-    args = parser.parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    end = argv.index("--") if "--" in argv else len(argv)
+    args = parser.parse_args(argv[:end])
+    args.evaluate_options = argv[end + 1 :]
     args.gpus = [name.strip() for name in args.gpus.split(",")] if args.gpus else []
     args.jobs = args.jobs or max(1, len(args.gpus))
     if not args.grid and not args.table:
@@ -57,7 +60,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def name_run(arguments: list[str]) -> NamedRun:
     """The run that `crop-trl train` makes with some arguments. Raises `ValueError` for what it would refuse."""
     parser = train_parser()
-    return named_run(parser.defaults(), *parser.layers(split_options(arguments)[1]))
+    file, given = parser.layers(split_options(arguments)[1])
+    if "output_dir" in given:
+        raise ValueError("`output_dir` in a grid would be the folder of all runs; take it out, `--output` names them.")
+    return named_run(parser.defaults(), file, given)
 
 
 def train(study: Study, args: argparse.Namespace) -> None:
@@ -80,7 +86,7 @@ def train(study: Study, args: argparse.Namespace) -> None:
 def tabulate(study: Study, args: argparse.Namespace) -> None:
     """Evaluate what is to be evaluated, then print and write the tables."""
     if args.benchmarks:
-        tasks = study.evaluations(args.benchmarks, shlex.split(args.evaluate_options))
+        tasks = study.evaluations(args.benchmarks, args.evaluate_options)
         with tqdm(total=len(tasks), unit="model", smoothing=0) as bar:
             run_tasks(tasks, args.jobs, args.gpus, lambda end: (study.evaluated(end), bar.update()))
     if not study.asked:

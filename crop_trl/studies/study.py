@@ -53,14 +53,7 @@ def runs_of(grids: Iterable[Path], name: Callable[[list[str]], NamedRun]) -> dic
 
 
 class Study:
-    """
-    Args:
-        output (`Path`): Folder of all runs and their table.
-        runs (`dict[str, PlannedRun]`): Those that are asked for, see [`runs_of`].
-        others (`Iterable` of paths): Tables of other studies.
-        defaults (`dict`): Settings that nobody sets.
-        discard_models (`bool`): Whether weights and checkpoints go once a run's row is saved.
-    """
+    """Runs that are asked for and rows that there are, of a folder and of other studies' tables."""
 
     def __init__(self, output, runs, others, defaults, discard_models=False):
         self.output, self.runs, self.defaults, self.discard_models = output, runs, defaults, discard_models
@@ -106,22 +99,26 @@ class Study:
     def evaluations(self, benchmarks: list[str], options: list[str]) -> list[Task]:
         """`crop-trl evaluate` for each finished run whose model is here and that lacks one of the benchmarks."""
         self._add_students()
-        found = []
+        found, gone = [], 0
         for key, row in self.asked.items():
             folder = self.output / key
             settings = {**self.defaults, **json.loads(row["settings"])}
             trained = row["method"] != "base"
             model = folder if trained else settings["model_name_or_path"]
-            if not (folder / "config.json").is_file() and trained or not folder.is_dir():
-                continue
             done = {name.casefold() for name in json.loads(row.get("evaluation") or "{}")}
             if {Path(spec.partition("=")[0]).name.removesuffix(".jsonl").casefold() for spec in benchmarks} <= done:
                 continue
+            if trained and not any(True for pattern in _WEIGHTS for _ in folder.glob(pattern)):
+                gone += 1
+                continue
+            folder.mkdir(parents=True, exist_ok=True)
             words = ["evaluate", "--model", str(model), "--benchmark", *benchmarks, "--label", row["method"]]
             words += ["--output", str(folder / rows.EVALUATION)]
             # A trained model's wrapper of the problems lies beside it.
             words += ["--training_run", str(folder)] if trained else ["--prompt_template", settings["prompt_template"]]
             found.append(Task(key, [*CROP_TRL, *words, *options], folder / "evaluation.txt"))
+        if gone:
+            print(f"{gone} finished runs have no weights here and are not measured.")
         return found
 
     def evaluated(self, end: Ended) -> None:

@@ -166,6 +166,7 @@ MISTAKES = {
     "no hub": (["--push_to_hub", "true"], "`push_to_hub` needs the hub and a login to it ("),
     "mistyped": (["--retention_ration", "0.1"], "`--retention_ration` is no option of `crop-trl train`; did you mean"),
     "method and selector": (["--method", "opd", "--selector", "a.py:b"], "and `selector` 'a.py:b' exclude each other"),
+    "two folders": (["--runs_dir", "runs"], "`runs_dir` and `output_dir` exclude each other; give one."),
     "no selector": (["--selector", "a.py:b"], "`selector` 'a.py:b': there is no file 'a.py'"),
     "no such checkpoint": (["--resume_from_checkpoint", "./none"], "`resume_from_checkpoint` './none' is no folder"),
     "nothing to resume": (["--resume_from_checkpoint", "true"], "`resume_from_checkpoint` finds no checkpoint in"),

@@ -87,6 +87,10 @@ def test_a_grid_is_every_combination_once_however_many_files_name_it(tmp_path, m
         ({"parameters": {"seed": [1, 2]}}, "`seed` needs `values`, a list, or `value`"),
         ({"command": ["python", "x.py", "${args}"]}, "`command` starts 'python x.py'; a study runs `crop-trl train`."),
         ({"command": ["crop-trl", "train", "${args_yaml}"]}, "`command` has ${args_yaml}, which a study does not know"),
+        (
+            {"parameters": {"output_dir": {"value": "x"}}},
+            "`output_dir` in a grid would be the folder of all runs; take",
+        ),
         ({"parameters": {"sead": {"value": 1}}}, "`--sead` is no option of `crop-trl train`; did you mean `--seed`?"),
     ],
 )

@@ -15,6 +15,8 @@ import yaml
 
 from crop_trl.commands import study
 from crop_trl.files import read_rows
+from crop_trl.studies.running import Task, run_tasks
+from crop_trl.training.checkpoints import last_with_steps_left
 
 ROOT = Path(__file__).parents[2]
 MUST = {"world", "method", "retention_ratio", "num_counterfactuals", "learning_rate", "seed", "commit"}
@@ -85,7 +87,7 @@ def test_a_study_that_is_killed_twice_ends_with_a_row_for_each_run(tmp_path, cap
     # Tables, with a benchmark that is measured for them.
     heldout = tmp_path / "eval_dataset_name.jsonl"
     options = ["--table", "--against", "random", "--benchmarks", f"short={heldout}", "--jobs", "2"]
-    options += ["--evaluate_options", "--sampler hf --samples 2 --max_tokens 32"]
+    options += "-- --sampler hf --samples 2 --max_tokens 32".split()
     assert study.main(["--output", str(output), *options]) == 0
     printed = capsys.readouterr().out
     assert "## Benchmarks (%)" in printed and "| random, retention_ratio 0.5 |" in printed
@@ -99,9 +101,18 @@ def test_a_study_that_is_killed_twice_ends_with_a_row_for_each_run(tmp_path, cap
     assert (first / "evaluation/results.json").stat().st_mtime_ns == evaluated
     capsys.readouterr()
 
-    # On another machine the rows are all that is left.
-    shutil.copy(output / "runs.parquet", tmp_path / "rows.parquet")
+    # Without the run that fails; then weights may go.
     grid = make_grid(tmp_path, retention_ratio=[0.2, 0.5], method=["random"])
+    assert list(output.rglob("*.safetensors")) and study.main([str(grid), "--output", str(output)]) == 0
+    assert study.main([str(grid), "--output", str(output), "--discard_models"]) == 0
+    assert not list(output.rglob("*.safetensors")) and not list(output.rglob("checkpoint-*"))
+    left = study.Study(output, {}, [], study.train_parser().defaults()).evaluations(["AIME24"], [])
+    assert [task.name for task in left] == ["short/method=base"]
+    assert "2 finished runs have no weights here and are not measured." in capsys.readouterr().out
+
+    # On another machine the rows are all that is left.
+    rows = read_rows(output / "runs.parquet")
+    shutil.copy(output / "runs.parquet", tmp_path / "rows.parquet")
     for elsewhere in (["--rows", str(tmp_path / "rows.parquet")], []):
         assert study.main([str(grid), "--output", str(tmp_path / "elsewhere"), *elsewhere]) == 0
         assert "2 runs: 2 finished, 0 to go" in capsys.readouterr().out
@@ -115,6 +126,28 @@ def test_a_study_that_is_killed_twice_ends_with_a_row_for_each_run(tmp_path, cap
             SystemExit, match="error: .*method=random.* is of a run with `max_steps` 2, and in this one"
         ):
             study.main([str(grid), "--output", str(tmp_path / folder), "--dry_run"])
+
+
+def test_the_checkpoint_that_a_run_goes_on_from_leaves_a_step(tmp_path):
+    """Killed after the last step, before its result."""
+    for name, text in (("9", '{"global_step": 9}'), ("10", '{"global_step": 10}'), ("11", "{")):
+        (tmp_path / f"checkpoint-{name}").mkdir()
+        (tmp_path / f"checkpoint-{name}/trainer_state.json").write_text(text)
+    assert last_with_steps_left(tmp_path, 10) == str(tmp_path / "checkpoint-9")
+    assert last_with_steps_left(tmp_path, -1) == str(tmp_path / "checkpoint-10")
+    assert last_with_steps_left(tmp_path, 9) is None
+
+
+def test_commands_are_dealt_over_cards_and_cores(tmp_path, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    words = ["sh", "-c", f"sleep 0.2; echo $CUDA_VISIBLE_DEVICES,$OMP_NUM_THREADS >> {tmp_path}/said; exit $0"]
+    tasks = [Task(str(i), [*words, str(i % 2)], tmp_path / f"{i}.txt") for i in range(8)]
+    found = []
+    run_tasks(tasks, 4, ["2", "5"], found.append)
+    said = [line.split(",") for line in (tmp_path / "said").read_text().split()]
+    assert sorted(card for card, _ in said) == ["2"] * 4 + ["5"] * 4
+    assert {threads for _, threads in said} == {str(max(1, len(os.sched_getaffinity(0)) // 4))}
+    assert {end.task.name: end.status for end in found} == {str(i): i % 2 for i in range(8)}
 
 
 @pytest.mark.multiprocess
