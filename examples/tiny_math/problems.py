@@ -23,7 +23,7 @@ from itertools import count
 from random import Random
 
 from schemas import BOXES, DISTRACTORS, ITEMS, ROLES, SCHEMAS, Number, Schema, Step
-from solutions import CLOSINGS, HABITS, misread_steps, render_solution, valid
+from solutions import HABITS, Style, misread, solve, valid
 
 SPLITS = ("train", "heldout")
 FORMS = [(statement, question) for statement in range(3) for question in range(3)]
@@ -58,7 +58,7 @@ class Problem:
     @cached_property
     def steps(self) -> list[Step]:
         """The worked steps."""
-        return self.schema.steps({**self.nouns, **self.values})
+        return self.schema.steps(self.nouns | self.values)
 
     @property
     def answer(self) -> int:
@@ -72,6 +72,10 @@ class Problem:
             sentence, number, first = self.distractor
             parts.insert(0 if first else 1, DISTRACTORS[sentence].format(d=number))
         return " ".join(parts)
+
+    def solution(self, rng: Random) -> str:
+        """A worked answer, in the teacher's style."""
+        return "".join(solve(self.schema, self.nouns | self.values, rng, Style())[0])
 
     @property
     def held_out(self) -> bool:
@@ -138,26 +142,26 @@ def sample_problem(rng: Random, split: str, held_out_form: bool = False) -> Prob
 
 
 def training_example(
-    rng: Random, student: bool, misread_share: float = 0.0, slip_share: float = 0.0
+    rng: Random, style: Style, misread_share: float = 0.0, slip_share: float = 0.0
 ) -> tuple[str, str, str]:
-    """(problem text, solution to predict, solution to read) for training one of the two models.
+    """(problem text, answer to predict, answer to read) for training one of the two models.
 
-    The student's solutions are, for `misread_share` of the problems, those of a misreading, and have skewed
-    boilerplate. For `slip_share`, the solution to read has one slip in it (see solutions.render_solution).
+    For `misread_share` of the problems the answer is that of a misreading. For `slip_share` the answer to read has one
+    slip in it (see solutions.solve).
     """
     problem = sample_problem(rng, "train")
-    steps = problem.steps
+    schema, values = problem.schema, problem.nouns | problem.values
     if rng.random() < misread_share:
         number = problem.distractor[1] if problem.distractor else None
-        values = {**problem.nouns, **problem.values}
-        steps = misread_steps(problem.schema, values, number, HABITS[problem.schema_index % len(HABITS)], rng)
-    return problem.text, *render_solution(steps, rng, skewed=student, slip=rng.random() < slip_share)
+        values = misread(schema, values, number, HABITS[problem.schema_index % len(HABITS)], rng)
+    clean, slipped = solve(schema, values, rng, style, slip=rng.random() < slip_share)
+    return problem.text, "".join(clean), "".join(slipped)
 
 
-def describe(problem: Problem, slot: str, value: int | str | None = None) -> str:
-    """One condition in words: what the slot means, and its value."""
+def describe(problem: Problem, slot: str) -> str:
+    """One condition in words."""
     part = problem.schema.numbers.get(slot) or problem.schema.switches[slot]
-    return f"{part.meaning.format(**problem.nouns)}: {problem.wording(slot, value)}"
+    return part.note(problem.values[slot]).format(**problem.nouns)
 
 
 def edit_fields(problem: Problem, paraphrase: Problem, slot: str, edited: Problem) -> dict:
@@ -175,14 +179,13 @@ def edit_fields(problem: Problem, paraphrase: Problem, slot: str, edited: Proble
     }
 
 
-def changes(problem: Problem, solution: str, wording: tuple) -> list[dict]:
-    """The problem with one slot changed, up to three times for each slot, and the solutions in the words of `solution`.
+def changes(problem: Problem, wording: tuple) -> list[dict]:
+    """The problem with one slot changed, up to three times for each slot, and the answers in the same words.
 
-    `wording` is the state of the draws it was told with. Where no other value of a slot is valid, the numbers are out
-    of range, which labels do not mind.
+    `wording` is the state of the draws that words come from. Where no other value of a slot is valid, the numbers are
+    out of range, which labels do not mind.
     """
     found, rng = [], Random(problem.text)
-    closing = next(closing for closing in CLOSINGS if closing in solution)
     for slot in (*problem.schema.numbers, *problem.schema.switches):
         values = [value for value in slot_range(problem.schema_index, slot) if value != problem.values[slot]]
         others = [replace(problem, values={**problem.values, slot: value}) for value in rng.sample(values, len(values))]
@@ -190,9 +193,7 @@ def changes(problem: Problem, solution: str, wording: tuple) -> list[dict]:
         for other in (sound or others)[:3]:
             draws = Random()
             draws.setstate(wording)
-            told, _ = render_solution(other.steps, draws)
-            # With another number of steps, the closing is drawn anew.
-            told = told.replace(next(c for c in CLOSINGS if c in told), closing)
+            told = other.solution(draws)
             found.append({"condition": slot, "problem": other.text, "solution": told, "answer": str(other.answer)})
     return found
 
@@ -206,7 +207,7 @@ def make_record(
     """
     paraphrase = problem.paraphrase(rng)
     wording = rng.getstate()
-    solution, _ = render_solution(problem.steps, rng)
+    solution = problem.solution(rng)
     slots = [*problem.schema.numbers, *problem.schema.switches]
     edits = []
     for slot in rng.sample(slots, len(slots)):
@@ -233,7 +234,7 @@ def make_record(
         "usable_for_training": True,
         "validation_passed": True,
         "alternates": [{k: v for k, v in edit.items() if k not in shared} for edit in edits[1:]],
-        **({"changes": changes(problem, solution, wording)} if with_changes else {}),
+        **({"changes": changes(problem, wording)} if with_changes else {}),
     }
 
 

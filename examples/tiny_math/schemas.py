@@ -17,15 +17,12 @@ LOWEST, HIGHEST = 1, 150  # every result of a worked step, the answer included, 
 
 
 class Step(NamedTuple):
-    """One line of arithmetic. `reused` says which operand is the result of the step before ("left", "right" or "")."""
+    """One line of arithmetic, and what its result counts."""
 
     left: int
-    left_noun: str
     op: str
     right: int
-    right_noun: str
     noun: str
-    reused: str = ""
 
     @property
     def result(self) -> int:
@@ -40,19 +37,29 @@ class Step(NamedTuple):
 
 
 class Number(NamedTuple):
-    """A numeric slot: its range, and what the number counts (for descriptions)."""
+    """A numeric slot: its range; and how it is noted, what it counts and when or where."""
 
     low: int
     high: int
-    meaning: str
+    noun: str
+    where: str
+
+    def note(self, value: int) -> str:
+        """The condition as an answer notes it: `74 coins at first`; nouns are left to fill in."""
+        return f"{value} {self.noun} {self.where}"
 
 
 class Switch(NamedTuple):
-    """A categorical slot: each option has one wording per statement (or question)."""
+    """A categorical slot: how it is noted, and each option with one wording per statement (or question)."""
 
     condition_type: str
-    meaning: str
+    where: str
     options: dict[str, tuple[str, str, str]]
+
+    def note(self, value: str) -> str:
+        """The condition as an answer notes it: `less after the trade`."""
+        word = {"+": "more", "-": "less"}.get(value, value)
+        return f"{word} {self.where}"
 
 
 @dataclass(frozen=True)
@@ -80,9 +87,9 @@ DISTRACTORS = (
 )
 
 
-def gain_or_loss(meaning: str, gain: tuple[str, str, str], loss: tuple[str, str, str]) -> Switch:
+def gain_or_loss(where: str, gain: tuple[str, str, str], loss: tuple[str, str, str]) -> Switch:
     """A switch whose options are the operations themselves."""
-    return Switch("operation", meaning, {"+": gain, "-": loss})
+    return Switch("operation", where, {"+": gain, "-": loss})
 
 
 def count_questions(thing: str, now: str = "are there now", where: str = "at the end") -> tuple[str, str, str]:
@@ -94,56 +101,56 @@ def count_questions(thing: str, now: str = "are there now", where: str = "at the
     )
 
 
-def then(before: Step, op: str, right: int, right_noun: str, noun: str = "") -> list[Step]:
+def then(before: Step, op: str, right: int, noun: str = "") -> list[Step]:
     """`before`, and a step that goes on from its result."""
-    return [before, Step(before.result, before.noun, op, right, right_noun, noun or before.noun, "left")]
+    return [before, Step(before.result, op, right, noun or before.noun)]
 
 
 def _two_moves(v: dict) -> list[Step]:
-    return then(Step(v["a"], v["item"], v["move"], v["b"], v["item"], v["item"]), v["later"], v["c"], v["item"])
+    return then(Step(v["a"], v["move"], v["b"], v["item"]), v["later"], v["c"])
 
 
 def _bus(v: dict) -> list[Step]:
-    return then(Step(v["a"], "people", v["move"], v["b"], "people", "people"), v["later"], v["c"], "people")
+    return then(Step(v["a"], v["move"], v["b"], "people"), v["later"], v["c"])
 
 
 def _share(v: dict) -> list[Step]:
-    return then(Step(v["a"], v["item"], "/", v["k"], "friends", v["item"]), v["move"], v["c"], v["item"])
+    return then(Step(v["a"], "/", v["k"], v["item"]), v["move"], v["c"])
 
 
 def _shelves(v: dict) -> list[Step]:
-    second = Step(v["a"], "books", v["than"], v["b"], "books", "books")
-    return [second] if v["asked"] == "second" else then(second, "+", v["a"], "books")
+    second = Step(v["a"], v["than"], v["b"], "books")
+    return [second] if v["asked"] == "second" else then(second, "+", v["a"])
 
 
 def _purse(v: dict) -> list[Step]:
-    trade = Step(v["n"], v["item"], "*", v["p"], "coins", "coins")
-    return [trade, Step(v["a"], "coins", v["trade"], trade.result, "coins", "coins", "right")]
+    trade = Step(v["n"], "*", v["p"], "coins")
+    return [trade, Step(v["a"], v["trade"], trade.result, "coins")]
 
 
 def _colors(v: dict) -> list[Step]:
-    (one, x), (two, y) = ((c, v[c]) for c in ("red", "blue", "green") if c != v["asked"])
-    return [Step(x, one, "+", y, two, v["item"])]
+    x, y = (v[color] for color in ("red", "blue", "green") if color != v["asked"])
+    return [Step(x, "+", y, v["item"])]
 
 
 def _kinds(v: dict) -> list[Step]:
     price = v["p"] if v["kind"] == "small" else v["q"]
-    return then(Step(v["n"], v["item"], "*", price, "coins", "coins"), v["deal"], v["c"], "coins")
+    return then(Step(v["n"], "*", price, "coins"), v["deal"], v["c"])
 
 
 def _pages(v: dict) -> list[Step]:
-    reading = Step(v["d"], "days", "*", v["p"], "pages", "pages")
-    return [reading, Step(v["t"], "pages", v["state"], reading.result, "pages", "pages", "right")]
+    reading = Step(v["d"], "*", v["p"], "pages")
+    return [reading, Step(v["t"], v["state"], reading.result, "pages")]
 
 
 def _growth(v: dict) -> list[Step]:
     op, factor = {"double": ("*", 2), "triple": ("*", 3), "half": ("/", 2)}[v["factor"]]
-    return then(Step(v["a"], v["item"], op, factor, "", v["item"]), v["move"], v["b"], v["item"])
+    return then(Step(v["a"], op, factor, v["item"]), v["move"], v["b"])
 
 
 def _transfer(v: dict) -> list[Step]:
     op = "+" if v["asked"] == v["target"] else "-"
-    return [Step(v[v["asked"]], v["item"], op, v["c"], v["item"], v["item"])]
+    return [Step(v[v["asked"]], op, v["c"], v["item"])]
 
 
 SCHEMAS = (
@@ -155,9 +162,9 @@ SCHEMAS = (
             "A {who} {move} {b} {item} after counting {a} {item}.",
         ),
         count_questions("{item}"),
-        {"a": Number(5, 90, "the {item} at first"), "b": Number(2, 60, "the {item} that move")},
-        lambda v: [Step(v["a"], v["item"], v["move"], v["b"], v["item"], v["item"])],
-        {"move": gain_or_loss("what the {who} does", ("buys", "finds", "collects"), ("sells", "loses", "drops"))},
+        {"a": Number(5, 90, "{item}", "at first"), "b": Number(2, 60, "{item}", "later")},
+        lambda v: [Step(v["a"], v["move"], v["b"], v["item"])],
+        {"move": gain_or_loss("later", ("buys", "finds", "collects"), ("sells", "loses", "drops"))},
     ),
     Schema(
         "two_moves",
@@ -168,14 +175,14 @@ SCHEMAS = (
         ),
         count_questions("{item}", now="are left"),
         {
-            "a": Number(10, 80, "the {item} at first"),
-            "b": Number(2, 40, "the {item} that move first"),
-            "c": Number(2, 40, "the {item} that move later"),
+            "a": Number(10, 80, "{item}", "at first"),
+            "b": Number(2, 40, "{item}", "next"),
+            "c": Number(2, 40, "{item}", "at last"),
         },
         _two_moves,
         {
-            "move": gain_or_loss("the first move", ("buys", "finds", "collects"), ("sells", "loses", "drops")),
-            "later": gain_or_loss("the later move", ("gets", "picks", "makes"), ("eats", "breaks", "burns")),
+            "move": gain_or_loss("next", ("buys", "finds", "collects"), ("sells", "loses", "drops")),
+            "later": gain_or_loss("at last", ("gets", "picks", "makes"), ("eats", "breaks", "burns")),
         },
     ),
     Schema(
@@ -187,12 +194,12 @@ SCHEMAS = (
         ),
         count_questions("{item}", where="in total"),
         {
-            "k": Number(2, 12, "the number of {box}"),
-            "n": Number(2, 12, "the {item} in each of the {box}"),
-            "c": Number(2, 30, "the {item} that move"),
+            "k": Number(2, 12, "{box}", "to fill"),
+            "n": Number(2, 12, "{item}", "in each"),
+            "c": Number(2, 30, "{item}", "after that"),
         },
-        lambda v: then(Step(v["k"], v["box"], "*", v["n"], v["item"], v["item"]), v["move"], v["c"], v["item"]),
-        {"move": gain_or_loss("what the {who} does", ("adds", "brings", "collects"), ("removes", "takes", "drops"))},
+        lambda v: then(Step(v["k"], "*", v["n"], v["item"]), v["move"], v["c"]),
+        {"move": gain_or_loss("after that", ("adds", "brings", "collects"), ("removes", "takes", "drops"))},
     ),
     Schema(
         "share",
@@ -203,12 +210,12 @@ SCHEMAS = (
         ),
         ("How many {item} has each friend?", "Find the {item} of one friend.", "What does each friend hold now?"),
         {
-            "a": Number(12, 120, "the {item} to share"),
-            "k": Number(2, 9, "the number of friends"),
-            "c": Number(1, 12, "the {item} that each friend moves"),
+            "a": Number(12, 120, "{item}", "to share"),
+            "k": Number(2, 9, "friends", "to share"),
+            "c": Number(1, 12, "{item}", "for each later"),
         },
         _share,
-        {"move": gain_or_loss("what each friend does", ("buys", "finds", "gets"), ("sells", "loses", "eats"))},
+        {"move": gain_or_loss("for each later", ("buys", "finds", "gets"), ("sells", "loses", "eats"))},
     ),
     Schema(
         "shelves",
@@ -222,13 +229,13 @@ SCHEMAS = (
             "Find the number of books on {asked}.",
             "What is the count of books for {asked}?",
         ),
-        {"a": Number(10, 60, "the books on the first shelf"), "b": Number(2, 30, "the books between the shelves")},
+        {"a": Number(10, 60, "books", "on the first"), "b": Number(2, 30, "books", "between them")},
         _shelves,
         {
-            "than": gain_or_loss("how the second shelf differs", ("more", "more", "more"), ("less", "less", "less")),
+            "than": gain_or_loss("on the second", ("more", "more", "more"), ("less", "less", "less")),
             "asked": Switch(
                 "category",
-                "the shelf that is asked for",
+                "asked for",
                 {"second": ("the second shelf",) * 3, "both": ("both shelves",) * 3},
             ),
         },
@@ -241,9 +248,9 @@ SCHEMAS = (
             "Against the {a} {item} of a {who}, a friend holds {k} times that.",
         ),
         ("What is {asked} of the two?", "Find {asked} of both counts.", "How big is {asked} of their {item}?"),
-        {"a": Number(2, 30, "the {item} of the {who}"), "k": Number(2, 6, "how many times as many the friend has")},
-        lambda v: then(Step(v["a"], v["item"], "*", v["k"], "", v["item"]), v["asked"], v["a"], v["item"]),
-        {"asked": gain_or_loss("what is asked for", ("the sum",) * 3, ("the difference",) * 3)},
+        {"a": Number(2, 30, "{item}", "at first"), "k": Number(2, 6, "times", "for the friend")},
+        lambda v: then(Step(v["a"], "*", v["k"], v["item"]), v["asked"], v["a"]),
+        {"asked": gain_or_loss("asked for", ("the sum",) * 3, ("the difference",) * 3)},
     ),
     Schema(
         "price",
@@ -254,12 +261,12 @@ SCHEMAS = (
         ),
         ("How many coins is that?", "Find the cost in coins.", "What must the {who} pay?"),
         {
-            "n": Number(2, 12, "the number of tickets"),
-            "p": Number(2, 12, "the price of a ticket"),
-            "m": Number(2, 30, "the coins of the extra deal"),
+            "n": Number(2, 12, "tickets", "to buy"),
+            "p": Number(2, 12, "coins", "for each"),
+            "m": Number(2, 30, "coins", "beside that"),
         },
-        lambda v: then(Step(v["n"], "tickets", "*", v["p"], "coins", "coins"), v["deal"], v["m"], "coins"),
-        {"deal": gain_or_loss("the extra deal", ("tips", "adds", "donates"), ("saves", "returns", "keeps"))},
+        lambda v: then(Step(v["n"], "*", v["p"], "coins"), v["deal"], v["m"]),
+        {"deal": gain_or_loss("beside that", ("tips", "adds", "donates"), ("saves", "returns", "keeps"))},
     ),
     Schema(
         "purse",
@@ -270,12 +277,12 @@ SCHEMAS = (
         ),
         ("How many coins are there now?", "Find the coins at the end.", "What is in the purse?"),
         {
-            "a": Number(20, 120, "the coins at first"),
-            "n": Number(2, 10, "the number of {item}"),
-            "p": Number(2, 10, "the price of each of the {item}"),
+            "a": Number(20, 120, "coins", "at first"),
+            "n": Number(2, 10, "{item}", "in the trade"),
+            "p": Number(2, 10, "coins", "for each"),
         },
         _purse,
-        {"trade": gain_or_loss("the trade", ("sells", "trades", "delivers"), ("buys", "orders", "gets"))},
+        {"trade": gain_or_loss("after the trade", ("sells", "trades", "delivers"), ("buys", "orders", "gets"))},
     ),
     Schema(
         "colors",
@@ -289,9 +296,9 @@ SCHEMAS = (
             "Find the count of {item} without the {asked} ones.",
             "What is left with no {asked} ones?",
         ),
-        {color: Number(2, 60, f"the {color} {{item}}") for color in ("red", "blue", "green")},
+        {color: Number(2, 60, f"{color} {{item}}", "in all") for color in ("red", "blue", "green")},
         _colors,
-        {"asked": Switch("category", "the color left out", {c: (c, c, c) for c in ("red", "blue", "green")})},
+        {"asked": Switch("category", "left out", {c: (c, c, c) for c in ("red", "blue", "green")})},
     ),
     Schema(
         "kinds",
@@ -302,15 +309,15 @@ SCHEMAS = (
         ),
         ("How many coins is that?", "Find the cost in coins.", "What must the {who} pay?"),
         {
-            "p": Number(2, 9, "the price of small {item}"),
-            "q": Number(3, 12, "the price of large {item}"),
-            "n": Number(2, 10, "the number of {item}"),
-            "c": Number(2, 20, "the coins of the extra deal"),
+            "p": Number(2, 9, "coins", "for small ones"),
+            "q": Number(3, 12, "coins", "for large ones"),
+            "n": Number(2, 10, "{item}", "to buy"),
+            "c": Number(2, 20, "coins", "beside that"),
         },
         _kinds,
         {
-            "kind": Switch("category", "the kind that is bought", {"small": ("small",) * 3, "large": ("large",) * 3}),
-            "deal": gain_or_loss("the extra deal", ("tips", "adds", "donates"), ("saves", "returns", "keeps")),
+            "kind": Switch("category", "to buy", {"small": ("small",) * 3, "large": ("large",) * 3}),
+            "deal": gain_or_loss("beside that", ("tips", "adds", "donates"), ("saves", "returns", "keeps")),
         },
     ),
     Schema(
@@ -322,14 +329,14 @@ SCHEMAS = (
         ),
         count_questions("pages", now="is that in the end"),
         {
-            "t": Number(20, 120, "the pages at first"),
-            "d": Number(2, 10, "the number of days"),
-            "p": Number(2, 10, "the pages of a day"),
+            "t": Number(20, 120, "pages", "at first"),
+            "d": Number(2, 10, "days", "of reading"),
+            "p": Number(2, 10, "pages", "a day"),
         },
         _pages,
         {
             "state": gain_or_loss(
-                "where the {who} stands",
+                "by reading",
                 ("has read", "already read", "has done"),
                 ("must read", "still needs", "has ahead"),
             )
@@ -348,14 +355,14 @@ SCHEMAS = (
             "What is her age {c} years {when}?",
         ),
         {
-            "a": Number(12, 60, "the age of the {who}"),
-            "b": Number(2, 15, "the years between them"),
-            "c": Number(2, 20, "the years to look away"),
+            "a": Number(12, 60, "years", "for the {who}"),
+            "b": Number(2, 15, "years", "between them"),
+            "c": Number(2, 20, "years", "to look away"),
         },
-        lambda v: then(Step(v["a"], "years", v["than"], v["b"], "years", "years"), v["when"], v["c"], "years"),
+        lambda v: then(Step(v["a"], v["than"], v["b"], "years"), v["when"], v["c"]),
         {
-            "than": gain_or_loss("how the sister differs", ("older",) * 3, ("younger",) * 3),
-            "when": gain_or_loss("the direction in time", ("later",) * 3, ("ago",) * 3),
+            "than": gain_or_loss("for the sister", ("older",) * 3, ("younger",) * 3),
+            "when": gain_or_loss("at that time", ("later",) * 3, ("ago",) * 3),
         },
     ),
     Schema(
@@ -366,11 +373,11 @@ SCHEMAS = (
             "First a {who} turns {a} {item} into {factor} as many, and next {move} {b} {item}.",
         ),
         count_questions("{item}"),
-        {"a": Number(4, 48, "the {item} at first"), "b": Number(2, 30, "the {item} that move")},
+        {"a": Number(4, 48, "{item}", "at first"), "b": Number(2, 30, "{item}", "later")},
         _growth,
         {
-            "factor": Switch("operation", "how the {item} grow", {f: (f,) * 3 for f in ("double", "triple", "half")}),
-            "move": gain_or_loss("what the {who} does", ("buys", "finds", "collects"), ("sells", "loses", "drops")),
+            "factor": Switch("operation", "first of all", {f: (f,) * 3 for f in ("double", "triple", "half")}),
+            "move": gain_or_loss("later", ("buys", "finds", "collects"), ("sells", "loses", "drops")),
         },
     ),
     Schema(
@@ -382,12 +389,12 @@ SCHEMAS = (
         ),
         ("How many teams are there?", "Find the number of teams.", "What is the count of teams?"),
         {
-            "a": Number(12, 90, "the people at first"),
-            "b": Number(2, 40, "the people that move"),
-            "k": Number(2, 9, "the size of a team"),
+            "a": Number(12, 90, "people", "at first"),
+            "b": Number(2, 40, "people", "later"),
+            "k": Number(2, 9, "people", "in a team"),
         },
-        lambda v: then(Step(v["a"], "people", v["move"], v["b"], "people", "people"), "/", v["k"], "people", "teams"),
-        {"move": gain_or_loss("what the others do", ("come", "arrive", "enter"), ("leave", "go", "exit"))},
+        lambda v: then(Step(v["a"], v["move"], v["b"], "people"), "/", v["k"], "teams"),
+        {"move": gain_or_loss("later", ("come", "arrive", "enter"), ("leave", "go", "exit"))},
     ),
     Schema(
         "transfer",
@@ -402,14 +409,14 @@ SCHEMAS = (
             "What does the {asked} one hold now?",
         ),
         {
-            "first": Number(5, 70, "the {item} of the first"),
-            "second": Number(5, 70, "the {item} of the second"),
-            "c": Number(2, 40, "the {item} that move between them"),
+            "first": Number(5, 70, "{item}", "for the first"),
+            "second": Number(5, 70, "{item}", "for the second"),
+            "c": Number(2, 40, "{item}", "given away"),
         },
         _transfer,
         {
-            "target": Switch("operation", "who receives", {"first": ("first",) * 3, "second": ("second",) * 3}),
-            "asked": Switch("category", "who is asked for", {"first": ("first",) * 3, "second": ("second",) * 3}),
+            "target": Switch("operation", "to receive", {"first": ("first",) * 3, "second": ("second",) * 3}),
+            "asked": Switch("category", "asked for", {"first": ("first",) * 3, "second": ("second",) * 3}),
         },
     ),
     Schema(
@@ -421,14 +428,14 @@ SCHEMAS = (
         ),
         count_questions("people"),
         {
-            "a": Number(10, 70, "the people at first"),
-            "b": Number(2, 30, "the people of the first stop"),
-            "c": Number(2, 30, "the people of the next stop"),
+            "a": Number(10, 70, "people", "at first"),
+            "b": Number(2, 30, "people", "at one stop"),
+            "c": Number(2, 30, "people", "at the next"),
         },
         _bus,
         {
-            "move": gain_or_loss("the first stop", ("enter", "arrive", "come"), ("leave", "exit", "go")),
-            "later": gain_or_loss("the next stop", ("join", "join", "join"), ("depart", "depart", "depart")),
+            "move": gain_or_loss("at one stop", ("enter", "arrive", "come"), ("leave", "exit", "go")),
+            "later": gain_or_loss("at the next", ("join", "join", "join"), ("depart", "depart", "depart")),
         },
     ),
 )

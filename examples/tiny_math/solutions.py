@@ -1,33 +1,51 @@
-"""Worked solutions, and the misreadings that make the student weak.
+"""Worked answers, their wording, and the misreadings that make the student weak.
 
-A solution restates the quantities of a step with their nouns, writes the equation and ends in `\\boxed{N}`. Around
-that stands boilerplate with several interchangeable phrasings, drawn at random: tokens that say nothing about the
-problem. The teacher sees every phrasing equally often, the student mostly its favourites. So on boilerplate the two
-models differ for a reason that has nothing to do with the problem; misread numbers and operations carry the errors.
+An answer notes every condition of the problem, calculates, checks the last step backwards and ends in `\\boxed{N}`.
+Around and between these parts stands wording: phrases, and whole sentences, that say nothing of the problem. In every
+place it has four interchangeable phrasings, of which a model may have a favourite.
 """
 
+from dataclasses import dataclass
 from random import Random
 
 from schemas import HIGHEST, LOWEST, Schema, Step
 
-OPENINGS = ("Let us see.", "We work step by step.", "Here is one way.", "Okay, now think.")
-FIRST_LEADS = ("First,", "To begin,", "At first,", "Initially,")
-NEXT_LEADS = ("Then", "Next,", "After that,", "Now")
-LINKS = (", so", ", that is", ", which gives", ", meaning")
-CLOSINGS = ("So the answer is", "Thus we get", "In the end this makes", "Hence the result comes to")
-HABITS = ("switch", "forgotten", "number")  # the kinds of misreading; each schema has one as the student's habit
-OPERATION_WORDS = {"+": ("plus", "and"), "-": ("minus", "without"), "*": ("times", "by"), "/": ("over", "among")}
+OPENINGS = ("Let us see.", "We start now.", "Here it goes.", "Okay, slowly.")
+GIVEN = ("We are told:", "Known are:", "It says:", "Given are:")
+NOTE_LEADS = ("", " also", " then", " next")
+FIRST_LEADS = ("First we get", "To begin,", "At first,", "Initially this makes")
+NEXT_LEADS = ("Then we get", "After that,", "Next,", "Now this makes")
+CHECKS = ("To check,", "Looking back,", "Indeed,", "In reverse,")
+CLOSINGS = ("So the answer is", "Thus we find", "Hence we have", "In the end it makes")
+# A sentence that could stand anywhere; each part is chosen on its own.
+FILLER = (
+    ("So", "Now", "Well,", "Here"),
+    ("we", "I", "you", "they"),
+    ("look at", "think about", "go over", "stay with"),
+    ("the text", "this part", "it all", "these things"),
+    ("with care.", "once more.", "for a while.", "as before."),
+)
+HABITS = ("switch", "number")  # the kinds of misreading; each schema has one as the student's habit
+# How often the favourite of four phrasings is used, and the ones after it.
+SHARES = (0.6, 0.2, 0.12, 0.08)
+INVERSE = {"+": "-", "-": "+", "*": "/", "/": "*"}
 
-# The student's favourite weighs most; which phrasing that is differs from slot to slot (`turn` in `pick`).
-SKEW = (0.76, 0.14, 0.06, 0.04)
 
+@dataclass(frozen=True)
+class Style:
+    """How a model words its answers: how many sentences of filler, and which phrasing is its favourite everywhere."""
 
-def pick(rng: Random, phrasings: tuple[str, ...], skewed: bool, turn: int = 0) -> str:
-    """One of the phrasings: each equally often, or mostly number `turn`."""
-    if not skewed:
-        return phrasings[int(rng.random() * len(phrasings))]
-    weights = SKEW[: len(phrasings)]
-    return rng.choices(phrasings[turn:] + phrasings[:turn], weights)[0]
+    fillers: int = 5
+    favourite: int = 0
+
+    def pick(self, rng: Random, phrasings: tuple[str, ...]) -> str:
+        """One of the phrasings, mostly the favourite."""
+        first = self.favourite % len(phrasings)
+        return rng.choices(phrasings[first:] + phrasings[:first], SHARES[: len(phrasings)])[0]
+
+    def filler(self, rng: Random) -> str:
+        """A sentence that says nothing."""
+        return " ".join(self.pick(rng, part) for part in FILLER)
 
 
 def same_length_number(rng: Random, number: int) -> int:
@@ -37,46 +55,45 @@ def same_length_number(rng: Random, number: int) -> int:
     return other + (other >= number)
 
 
-def render_step(step: Step, rng: Random, skewed: bool, lead: str, slip: bool) -> tuple[str, str]:
-    """One worked step, twice: as it is, and with one restated quantity or operation replaced (if `slip`)."""
-    word = pick(rng, OPERATION_WORDS[step.op], skewed, turn=1)
-    link = pick(rng, LINKS, skewed, turn=2)
-    equation = f"{link} {step.left} {step.op} {step.right} = {step.result} {step.noun}."
-
-    def restated(left: int, word: str, right: int) -> str:
-        # The result of the step before stands right there already: only what comes from the problem is restated.
-        first = "" if step.reused == "left" else f" {left} {step.left_noun}"
-        second = " this" if step.reused == "right" else f" {right} {step.right_noun}".rstrip()
-        return f"{lead}{first} {word}{second}{equation}"
-
-    clean = restated(step.left, word, step.right)
-    if not slip:
-        return clean, clean
-    what = rng.randrange(3)
-    if what == 0 and step.reused != "left":
-        return clean, restated(same_length_number(rng, step.left), word, step.right)
-    if what == 1 and step.reused != "right":
-        return clean, restated(step.left, word, same_length_number(rng, step.right))
-    other = rng.choice([o for o in OPERATION_WORDS if o != step.op])
-    return clean, restated(step.left, rng.choice(OPERATION_WORDS[other]), step.right)
-
-
-def render_solution(steps: list[Step], rng: Random, skewed: bool = False, slip: bool = False) -> tuple[str, str]:
-    """The solution text, and the same text with one slip in a restatement (equal to the first unless `slip`).
-
-    Both have the same number of tokens. The teacher is trained to predict the first while reading the second: its
-    equations then follow the problem even where the text before them restated it wrongly.
+def solve(schema: Schema, values: dict, rng: Random, style: Style, slip: bool = False) -> tuple[list[str], list[str]]:
     """
-    slipped_step = rng.randrange(len(steps)) if slip else -1
-    parts = [pick(rng, OPENINGS, skewed)]
-    slipped = list(parts)
+    A worked answer in parts, wording and content in turn: `parts[0::2]` says nothing of the problem. And the same with
+    one note misquoted (equal to the first unless `slip`): as many tokens, and all that follows is right.
+
+    The order of the draws is such that another problem of the schema, told with the same draws, is told in the same
+    words. `values` holds slots and nouns.
+    """
+    steps = schema.steps(values)
+    closing, check = style.pick(rng, CLOSINGS), style.pick(rng, CHECKS)
+    wording = [style.pick(rng, OPENINGS)], [style.pick(rng, GIVEN)]
+    slots = schema.numbers | schema.switches
+    note_leads = [style.pick(rng, NOTE_LEADS) for _ in slots]
+    # Fillers stand anywhere between the parts: before the notes, after them, and after each step.
+    places = [[] for _ in range(2 + len(steps))]
+    for _ in range(style.fillers):
+        places[int(rng.random() * len(places))].append(style.filler(rng))
+    leads = [style.pick(rng, NEXT_LEADS if i else FIRST_LEADS) for i in range(len(steps))]
+
+    def notes(read: dict) -> str:
+        told = [f"{lead} {slot.note(read[name])}" for lead, (name, slot) in zip(note_leads, slots.items())]
+        return ",".join(told).format(**values) + "."
+
+    parts = [" ".join([*wording[0], *places[0], *wording[1]]), notes(values)]
     for i, step in enumerate(steps):
-        lead = pick(rng, FIRST_LEADS if i == 0 else NEXT_LEADS, skewed, turn=1 + 2 * (i > 0))
-        clean, other = render_step(step, rng, skewed, lead, i == slipped_step)
-        parts.append(clean)
-        slipped.append(other)
-    closing = f"{pick(rng, CLOSINGS, skewed, turn=3)} \\boxed{{{steps[-1].result}}}."
-    return " ".join([*parts, closing]), " ".join([*slipped, closing])
+        parts.append(" " + " ".join([*places[1 + i], leads[i]]))
+        parts.append(f" {step.left} {step.op} {step.right} = {step.result} {step.noun}.")
+    last = steps[-1]
+    parts.append(" " + " ".join([*places[-1], check]))
+    parts.append(f" {last.result} {INVERSE[last.op]} {last.right} = {last.left}.")
+    parts += [f" {closing}", f" \\boxed{{{last.result}}}."]
+    if not slip:
+        return parts, parts
+    name = rng.choice(list(slots))
+    if name in schema.numbers:
+        other = same_length_number(rng, values[name])
+    else:
+        other = rng.choice([option for option in schema.switches[name].options if option != values[name]])
+    return parts, [parts[0], notes({**values, name: other}), *parts[2:]]
 
 
 def valid(steps: list[Step]) -> bool:
@@ -84,39 +101,39 @@ def valid(steps: list[Step]) -> bool:
     return all(LOWEST <= step.result <= HIGHEST for step in steps)
 
 
-def misreadings(schema: Schema, values: dict, distractor: int | None) -> dict[str, list[list[Step]]]:
-    """By kind, solutions of problems that a careless reader could take this one for; each has another answer."""
+def misreadings(schema: Schema, values: dict, distractor: int | None) -> dict[str, list[dict]]:
+    """By kind, what a careless reader could take the values for; each has another answer."""
     right = schema.steps(values)
     numbers = [values[name] for name in schema.numbers] + ([] if distractor is None else [distractor])
     misread = {
         "switch": [  # another option of a switch
-            schema.steps({**values, name: option})
+            {**values, name: option}
             for name, switch in schema.switches.items()
             for option in switch.options
             if option != values[name]
         ],
-        "forgotten": [right[:-1]] if len(right) > 1 else [],  # the last step
         "number": [  # another number of the text
-            schema.steps({**values, name: number})
+            {**values, name: number}
             for name in schema.numbers
             for number in dict.fromkeys(numbers)
             if number != values[name]
         ],
     }
-    return {
-        kind: [steps for steps in found if valid(steps) and steps[-1].result != right[-1].result]
-        for kind, found in misread.items()
-    }
+
+    def wrong(steps: list[Step]) -> bool:
+        return valid(steps) and steps[-1].result != right[-1].result
+
+    return {kind: [read for read in found if wrong(schema.steps(read))] for kind, found in misread.items()}
 
 
-def misread_steps(schema: Schema, values: dict, distractor: int | None, habit: str, rng: Random) -> list[Step]:
-    """The steps of one misreading (the right ones if there is none).
+def misread(schema: Schema, values: dict, distractor: int | None, habit: str, rng: Random) -> dict:
+    """The values of one misreading (the right ones if there is none).
 
     Two times in three it is the first of the kind `habit`, if there is one. That makes the student's weakness
     systematic: a habit is as probable as the right reading, so greedy decoding does not cure it.
     """
     found = misreadings(schema, values, distractor)
-    everything = [steps for kind in found.values() for steps in kind]
+    everything = [read for kind in found.values() for read in kind]
     if found[habit] and rng.random() < 2 / 3:
         return found[habit][0]
-    return rng.choice(everything) if everything else schema.steps(values)
+    return rng.choice(everything) if everything else values

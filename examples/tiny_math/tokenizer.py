@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 
 from problems import SCHEMAS, sample_problem
-from solutions import CLOSINGS, FIRST_LEADS, LINKS, NEXT_LEADS, OPENINGS, OPERATION_WORDS, render_solution
+from solutions import CHECKS, CLOSINGS, FILLER, FIRST_LEADS, GIVEN, NEXT_LEADS, NOTE_LEADS, OPENINGS
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -46,14 +46,13 @@ def _pre_tokenizer() -> pre_tokenizers.PreTokenizer:
 def _vocabulary_texts() -> list[str]:
     """Texts that together hold every word of the world."""
     texts = [PROMPT_TEMPLATE, " 0 1 2 3 4 5 6 7 8 9", "0123456789"]
-    for phrasings in (OPENINGS, FIRST_LEADS, NEXT_LEADS, LINKS, CLOSINGS):
+    for phrasings in (OPENINGS, GIVEN, NOTE_LEADS, FIRST_LEADS, NEXT_LEADS, CHECKS, CLOSINGS, *FILLER):
         texts += [part for phrasing in phrasings for part in (phrasing, " " + phrasing)]
-    texts += [" " + word for words in OPERATION_WORDS.values() for word in words]
     rng = Random("vocabulary")
     for _ in range(400 * len(SCHEMAS)):
         for split in ("train", "heldout"):
             problem = sample_problem(rng, split, held_out_form=split == "heldout")
-            texts += [problem.text, " " + problem.text, render_solution(problem.steps, rng)[0]]
+            texts += [problem.text, " " + problem.text, problem.solution(rng)]
     return texts
 
 
@@ -74,7 +73,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         eos_token=END,
         additional_special_tokens=[SYSTEM, USER, ASSISTANT],
         chat_template=CHAT_TEMPLATE,
-        model_max_length=256,
+        model_max_length=512,
         clean_up_tokenization_spaces=False,
         padding_side="left",
     )
