@@ -78,16 +78,19 @@ def groups_of(rows: Sequence[Row], defaults: Mapping[str, Any]) -> list[Group]:
 
 
 def reference_for(group: Group, groups: Iterable[Group], against: str) -> Group | None:
-    """The group of a method that another is compared with: of the same settings, or the only one there is."""
-    candidates = [other for other in groups if other.method == against and other is not group]
+    """The one group of a method at the same budget whose other settings agree best with those of another."""
 
-    def alike(other: Group) -> bool:
-        pairs = {name: (value, other.settings[name]) for name, value in group.settings.items()}
-        ratios = pairs.pop("retention_ratio", (None, None))
-        return all(a == b for a, b in pairs.values()) and (None in ratios or ratios[0] == ratios[1])
+    def same_budget(other: Group) -> bool:
+        ratios = [each.settings.get("retention_ratio") for each in (group, other)]
+        return None in ratios or ratios[0] == ratios[1]
 
-    same = [other for other in candidates if alike(other)] or candidates
-    return same[0] if len(same) == 1 else None
+    def agreement(other: Group) -> int:
+        return sum(value == other.settings[name] for name, value in group.settings.items())
+
+    candidates = [other for other in groups if other.method == against and other is not group and same_budget(other)]
+    best = max(map(agreement, candidates), default=None)
+    nearest = [other for other in candidates if agreement(other) == best]
+    return nearest[0] if len(nearest) == 1 else None
 
 
 def differences(groups: Sequence[Group], against: str) -> list[Difference]:
@@ -226,5 +229,6 @@ def _differences(groups: Sequence[Group], against: str) -> str:
     return markdown_table(header, lines, right=True, padded=True) + (
         "\nPaired by seed: 95 % intervals, and p of the paired t-test as it is and corrected by Holm's method for "
         f"{len(found)} comparisons. Over problems: the 95 % interval that these seeds would have with other problems. "
-        f"Compared is with the runs of `{against}` of the same settings or, where there is one kind alone, with that.\n"
+        f"Each is compared with the runs of `{against}` at its budget whose other settings agree best, and "
+        "with none where that is open.\n"
     )

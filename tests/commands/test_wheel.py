@@ -51,6 +51,8 @@ def somewhere(tmp_path) -> Path:
     settings = (ROOT / "examples" / "configs" / "tiny_math.yaml").read_text()
     settings = settings.replace("examples/tiny_math/data/", "").replace("examples/tiny_math/", "")
     (folder / "run.yaml").write_text(settings)
+    command = '[crop-trl, train, --accelerate_config, cpu, --config, run.yaml, "${args}"]'
+    (folder / "grid.yaml").write_text(f"method: grid\ncommand: {command}\nparameters: {{method: {{values: [base]}}}}\n")
     return folder
 
 
@@ -71,6 +73,7 @@ def every_command_works(python: str, program: str, folder: Path, installed: Path
         commands = [
             ["triplets", "--input", "problems.jsonl", "--output", "made"],
             ["plan", "--student", "1.7B", "--teacher", "4B", "--accelerate_config", "zero2_8gpu"],
+            ["study", "grid.yaml", "--output", "studied"],
             ["audit", "--train", "train.jsonl", "--benchmark", "own=problems.jsonl", "--output", "audited"],
             ["replay", *small, "--use_cpu", "true", "--bank", "bank.safetensors", "--bank_prompts", "2", *own],
             ["analyze", "bank.safetensors", *own, "--methods", "crop"],
@@ -88,6 +91,7 @@ def every_command_works(python: str, program: str, folder: Path, installed: Path
     for made in (
         *("run/heatmap.png", "run/model.safetensors", "run/prompt_template.json", "audited/candidates.html"),
         *("analysis/categories.png", "made/triplets.jsonl", "made/report.md", "evaluated/results.md"),
+        *("studied/runs.parquet", "studied/tiny/method=base,seed=0/result.json"),
     ):
         assert (folder / made).stat().st_size > 0, made
     for card in ("run/README.md", "run/checkpoint-2/README.md"):

@@ -63,7 +63,7 @@ def test_means_and_differences_by_seed():
     assert "No method has a seed in common" in alone
 
 
-def test_each_is_compared_with_the_runs_of_its_settings_or_with_the_only_ones_there_are():
+def test_each_is_compared_with_the_runs_whose_settings_agree_best():
     def pairs(*found):
         groups = groups_of(found, DEFAULTS)
         return {
@@ -78,6 +78,14 @@ def test_each_is_compared_with_the_runs_of_its_settings_or_with_the_only_ones_th
     # Each method at a rate of its own.
     rates = [row("crop", 0, 0.5, learning_rate=1e-5), row("random", 0, 0.4, learning_rate=1e-6)]
     assert pairs(*rates) == pytest.approx({("crop", None): 0.1})
+    # What a method does not read differs, the rate agrees.
+    rates = [row("random", 0, after, learning_rate=rate) for after, rate in ((0.4, 1e-5), (0.3, 1e-6))]
+    assert pairs(row("crop", 0, 0.5, learning_rate=1e-6, num_counterfactuals=4), *rates)["crop", None] == pytest.approx(
+        0.2
+    )
+    assert pairs(row("crop", 0, 0.5, learning_rate=3e-6), *rates) == {}
+    # Never at another budget.
+    assert pairs(row("crop", 0, 0.5, retention_ratio=0.1), row("random", 0, 0.4, retention_ratio=0.2)) == {}
 
 
 def test_the_papers_tables_where_their_runs_are():
