@@ -192,6 +192,17 @@ def check_compilation(use_vllm: bool, zero_stage: int, placement: str) -> None:
         )
 
 
+def check_graphs(values: Mapping[str, Any]) -> None:
+    """`use_cuda_graphs` is in place of an engine, and draws with a temperature alone."""
+    if values["use_vllm"]:
+        raise ValueError("`use_cuda_graphs` and `use_vllm` are two ways of sampling; turn one of them off.")
+    for name, same in _NEUTRAL_SAMPLING.items():
+        if name != "temperature" and values[name] != same:
+            raise ValueError(f"`use_cuda_graphs` samples with `temperature` alone; set `{name}` to {same!r}.")
+    if values["generation_kwargs"]:
+        raise ValueError("`use_cuda_graphs` takes no `generation_kwargs`; leave one of them out.")
+
+
 def check_windows(args) -> None:
     """Rollouts and optimizer steps fall together; `args` after the batch sizes are set up."""
     accumulation, per_generation = args.gradient_accumulation_steps, args.steps_per_generation

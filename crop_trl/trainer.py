@@ -12,7 +12,7 @@ optimizer step.
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from .config import CROPConfig
 from .models.adapters import is_adapter
 from .models.distributed import gather_ragged
 from .models.dropout import remove_dropout
+from .models.graph_sampling import make_sampler
 from .models.sampling import own_distribution, warn_of_filters
 from .prompts import NEGATIVE, PROMPT_COLUMNS, draw_negatives, normal_prompt, prompt_kinds, tokenize_variants
 from .scoring import Scorer
@@ -143,6 +144,7 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         self._start_metrics()
         self._add_callbacks()
         self.scorers = self._make_scorers(teacher, teacher_end)
+        self._drawn = make_sampler(self.model, args).in_place if args.use_cuda_graphs else nullcontext
         # The update lays responses out as the student's scoring does.
         self._layout = self.scorers["student"].layout
         if args.preflight and train_dataset is not None:
@@ -223,7 +225,7 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         return super()._tokenize_prompts([normal_prompt(prompt, self._tokenizer) for prompt in prompts])
 
     def _generate_single_turn(self, *args, **kwargs):
-        with self._as_scored(), own_distribution(self.model):
+        with self._as_scored(), own_distribution(self.model), self._drawn():
             return super()._generate_single_turn(*args, **kwargs)
 
     @contextmanager

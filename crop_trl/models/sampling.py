@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from accelerate.utils import is_peft_model
-from transformers import PreTrainedModel
+
+from .graph_sampling import base_of
 
 # What bends the distribution that tokens are drawn from. The first four are settings of the trainer.
 _TRAINERS = ("temperature", "top_p", "top_k", "repetition_penalty")
@@ -20,13 +20,9 @@ _FILTERS = (
 )
 
 
-def _holder(model) -> PreTrainedModel:
-    return model.get_base_model() if is_peft_model(model) else model
-
-
 def warn_of_filters(model) -> None:
     """Say which recommendations of a model for sampling are passed over in training."""
-    config = _holder(model).generation_config
+    config = base_of(model).generation_config
     found = {name: getattr(config, name, None) for name in _FILTERS}
     found = {name: value for name, value in found.items() if value and (name, value) != ("num_beams", 1)}
     if found:
@@ -40,7 +36,7 @@ def warn_of_filters(model) -> None:
 @contextmanager
 def own_distribution(model) -> Iterator[None]:
     """Let `generate` draw from the model's own distribution, but for what it is told in the call."""
-    holder = _holder(model)
+    holder = base_of(model)
     recommended = holder.generation_config
     holder.generation_config = copy.copy(recommended)
     for name in (*_TRAINERS, *_FILTERS):

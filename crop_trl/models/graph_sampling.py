@@ -1,0 +1,222 @@
+"""Sampling without an engine, at an engine's pace: one token for every row is one CUDA graph, replayed."""
+
+import copy
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from accelerate.utils import is_peft_model
+from transformers import AttentionInterface, GenerationConfig, PreTrainedModel
+from transformers.cache_utils import Cache, StaticLayer
+
+from .sharding import fsdp_version, zero_stage
+
+_ATTENTION = "crop_trl_one_token"
+_LOOK = 16  # tokens between two looks at whether all rows have ended
+_ROUND = 64  # lengths of the cache are a multiple of this
+
+
+def base_of(model) -> PreTrainedModel:
+    """The Transformers model under adapters, or the model itself."""
+    return model.get_base_model() if is_peft_model(model) else model
+
+
+def _attention(module, query, key, value, attention_mask, scaling=None, softcap=None, s_aux=None, **kwargs):
+    """
+    SDPA over keys that several query heads share: they are queries of one head, so that no key is copied. Shapes:
+    query [B, H, T, D], key and value [B, G, L, D], mask [B, 1, T, L].
+    """
+    if softcap is not None or s_aux is not None:
+        raise ValueError("`use_cuda_graphs` knows plain attention only; leave it off for this student.")
+    batch, heads, length, width = query.shape
+    shared = heads // key.size(1)
+    query = query.reshape(batch, key.size(1), shared * length, width)
+    mask = attention_mask.repeat(1, 1, shared, 1)
+    output = torch.nn.functional.scaled_dot_product_attention(
+        query, key.to(value.dtype), value, attn_mask=mask, scale=scaling
+    )
+    return output.reshape(batch, heads, length, width).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(_ATTENTION, _attention)
+
+
+class _HalfLayer(StaticLayer):
+    """Keys and values in the dtype in which attention reads them."""
+
+    def __init__(self, max_cache_len: int, dtype: torch.dtype):
+        super().__init__(max_cache_len)
+        self._stored = dtype
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        return super().update(key_states.to(self._stored), value_states.to(self._stored), *args, **kwargs)
+
+
+def make_sampler(model, args) -> "GraphSampler":
+    """A sampler of the student. Raises `ValueError` for weights in pieces, and for a cache that is more than keys."""
+    if zero_stage(args) == 3 or fsdp_version(args):
+        raise ValueError(
+            "`use_cuda_graphs` needs whole weights on each GPU; launch with ddp or zero2, or leave it off."
+        )
+    kinds = set(getattr(base_of(model).config.get_text_config(), "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"}:
+        raise ValueError(
+            f"`use_cuda_graphs` works with full attention only, and the student has layers of "
+            f"{', '.join(sorted(kinds))}; leave it off, or use vLLM."
+        )
+    half = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
+    return GraphSampler(model, half or base_of(model).dtype, autocast=half is not None)
+
+
+class GraphSampler:
+    """
+    Draws responses from a causal language model in the precision it is trained with.
+
+    Under autocast the weights of its linear layers are copied in half precision before every batch, once, instead of
+    being cast for every token; the values are those that autocast gives. A graph is captured for each number of rows,
+    and again for rows that are longer than any before.
+
+    Args:
+        model (`PreTrainedModel` or `PeftModel`): On one device, its weights whole.
+        dtype (`torch.dtype`): Of autocast; that of the weights where there is none.
+        autocast (`bool`): Whether there is.
+    """
+
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, autocast: bool):
+        self._model, self._dtype, self._autocast = model, dtype, autocast
+        self._copy: PreTrainedModel | None = None
+        self._batches: dict[int, _Batch] = {}
+
+    def _sync(self) -> PreTrainedModel:
+        if self._copy is None:
+            self._copy = copy.deepcopy(self._model, {id(self): self}).requires_grad_(False).eval()
+            base_of(self._copy).set_attn_implementation(_ATTENTION)
+            for module in self._copy.modules():
+                if isinstance(module, torch.nn.Linear):
+                    # Of its own, also where the head shares the embedding's.
+                    module.weight = torch.nn.Parameter(module.weight.detach().to(self._dtype, copy=True), False)
+            return self._copy
+        ours, theirs = (dict(model.named_parameters(remove_duplicate=False)) for model in (self._copy, self._model))
+        torch._foreach_copy_(list(ours.values()), [theirs[name].detach() for name in ours])
+        return self._copy
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Let the model's own `generate` be that of the sampler."""
+        self._model.generate = self.generate
+        try:
+            yield
+        finally:
+            del self._model.generate
+
+    @torch.no_grad()
+    def generate(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, generation_config: GenerationConfig, **kwargs
+    ) -> torch.Tensor:
+        """
+        As [`~transformers.GenerationMixin.generate`] with `do_sample`: prompts `[B, P]`, padded on the left, and
+        responses, padded on the right, `[B, P + N]`.
+        """
+        model = self._sync()
+        rows, width = input_ids.shape
+        config = generation_config
+        length = -(-(width + config.max_new_tokens) // _ROUND) * _ROUND
+        batch = self._batches.get(rows)
+        if batch is None or batch.length < length or batch.settings != _settings(config):
+            self._batches[rows] = batch = None
+            self._batches[rows] = batch = _Batch(model, rows, length, _settings(config), self._dtype, self._autocast)
+        return batch.sample(input_ids, attention_mask, config.max_new_tokens)
+
+
+def _settings(config: GenerationConfig) -> tuple[float, tuple[int, ...], int]:
+    ends = config.eos_token_id
+    ends = ends if isinstance(ends, Iterable) else [] if ends is None else [ends]
+    return config.temperature, tuple(ends), config.pad_token_id
+
+
+class _Batch:
+    """Memory for a number of rows, and the graph that draws one token for each."""
+
+    def __init__(self, model, rows: int, length: int, settings, dtype: torch.dtype, autocast: bool):
+        device = next(model.parameters()).device
+        self.model, self.length, self.settings = model, length, settings
+        # Weights are cast already, so there is nothing to keep.
+        self.autocast = partial(torch.autocast, device.type, dtype, autocast, cache_enabled=False)
+        self.temperature, ends, self.pad = settings
+        self.ends = torch.tensor(ends, dtype=torch.long, device=device)
+        layers = base_of(model).config.get_text_config().num_hidden_layers
+        self.cache = Cache(layers=[_HalfLayer(length, dtype) for _ in range(layers)])
+        self.token = torch.zeros(rows, 1, dtype=torch.long, device=device)
+        self.position = torch.zeros(rows, 1, dtype=torch.long, device=device)
+        self.column = torch.zeros(rows, 1, dtype=torch.long, device=device)  # of the cache, the same in every row
+        self.mask = torch.zeros(rows, 1, 1, length, dtype=torch.bool, device=device)
+        self.ended = torch.zeros(rows, 1, dtype=torch.bool, device=device)
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def _forward(self, ids, mask, positions) -> None:
+        """Read tokens, then draw the next one of each row into `token`."""
+        with self.autocast():
+            logits = self.model(
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=self.cache,
+                use_cache=True,
+                logits_to_keep=1,
+            ).logits[:, -1]
+        # The largest of log p + Gumbel noise is a draw from p.
+        noise = torch.empty_like(logits, dtype=torch.float32).exponential_().log_()
+        drawn = (logits.float() / self.temperature - noise).argmax(-1, keepdim=True)
+        self.token.copy_(torch.where(self.ended, self.pad, drawn))
+        self.ended |= (drawn == self.ends).any(-1, keepdim=True)
+
+    def _step(self) -> None:
+        """One token for every row."""
+        self.mask.scatter_(3, self.column[:, None, None], True)
+        self._forward(self.token, self.mask, self.position)
+        self.column += 1
+        self.position += 1
+
+    def _captured(self) -> torch.cuda.CUDAGraph:
+        state = [self.token, self.position, self.column, self.mask, self.ended]
+        state += [layer.cumulative_length for layer in self.cache.layers]
+        before = [tensor.clone() for tensor in state]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self._step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._step()
+        # What the trial wrote behind the prompt is written over.
+        for tensor, value in zip(state, before, strict=True):
+            tensor.copy_(value)
+        return graph
+
+    def sample(self, ids: torch.Tensor, attention_mask: torch.Tensor, count: int) -> torch.Tensor:
+        """Prompts and up to `count` new tokens of each row."""
+        width = ids.size(1)
+        seen = attention_mask.bool()
+        for layer in self.cache.layers:
+            layer.cumulative_length.zero_()
+        self.ended.zero_()
+        self.column.fill_(width)
+        self.mask.zero_()
+        self.mask[:, 0, 0, :width] = seen
+        positions = (seen.cumsum(1) - 1).clamp(min=0)
+        self.position.copy_(positions[:, -1:] + 1)
+        causal = torch.ones(width, self.length, dtype=torch.bool, device=ids.device).tril()
+        # A padded place sees itself, or its row would have nothing to take a softmax of.
+        own = torch.eye(width, self.length, dtype=torch.bool, device=ids.device)
+        self._forward(ids, (causal & self.mask) | own, positions)
+        if self.graph is None and ids.is_cuda:
+            self.graph = self._captured()
+        drawn = [self.token.clone()]
+        while len(drawn) < count:
+            if len(drawn) % _LOOK == 0 and self.ended.all():
+                break
+            self._step() if self.graph is None else self.graph.replay()
+            drawn.append(self.token.clone())
+        return torch.cat([ids, *drawn], dim=1)
