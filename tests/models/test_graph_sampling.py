@@ -69,14 +69,14 @@ def test_tokens_are_drawn_from_the_model(temperature):
     model, (ids, mask) = build(), prompts(rows=1)
     with torch.no_grad():
         # Far from uniform, so that a wrong temperature shows.
-        model.get_input_embeddings().weight.mul_(4)
+        model.get_input_embeddings().weight.mul_(3)
         expected = (model(ids).logits[0, -1] / temperature).softmax(-1)
     rows = 4096
     sampler = GraphSampler(model, torch.float32, autocast=False)
     torch.manual_seed(0)
     drawn = sampler.generate(ids.expand(rows, -1), mask.expand(rows, -1), settings(temperature, 1))[:, -1]
     shares = torch.bincount(drawn, minlength=300) / rows
-    assert expected.max() < 0.9
+    assert 0.02 < expected.max() < 0.9
     assert (shares - expected).abs().max() < 5 * (expected * (1 - expected) / rows).sqrt().max()
 
 
