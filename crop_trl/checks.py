@@ -12,6 +12,7 @@ from huggingface_hub import HfApi
 
 from .methods import get_method
 from .models.sharding import WORLD_SIZES, fsdp_version, launched_processes, zero_stage
+from .prompts import needs_negatives
 from .scoring.placement import PLACEMENTS, QUANTIZATIONS, dtype_of
 from .scoring.server_http import parse_address
 from .text import masked
@@ -212,7 +213,7 @@ def check_windows(args) -> None:
             f"{accumulation}, so that every optimizer step sees tokens of one batch of rollouts only."
         )
     prompts = args.generation_batch_size // args.num_generations
-    if "teacher/negative" in get_method(args.method).needs and prompts <= args.credit_num_negatives:
+    if needs_negatives(get_method(args.method).needs) and prompts <= args.credit_num_negatives:
         raise ValueError(
             f"`credit_num_negatives` {args.credit_num_negatives} needs as many other prompts in a batch of "
             f"rollouts, which holds {prompts}; raise `prompts_per_step` or lower `credit_num_negatives`."

@@ -11,8 +11,9 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from trl import GRPOConfig
 
 from . import checks
-from .methods import SelectionSettings, get_method
+from .methods import SelectionSettings
 from .methods.budget import response_budget
+from .methods.table import own_settings
 from .models.sharding import zero_stage
 from .text import is_secret, masked
 
@@ -24,7 +25,7 @@ def _json_object(name: str, text: str) -> dict:
         # Without the text, which may hold a key.
         raise ValueError(f"`{name}` is not JSON ({error.msg} at character {error.pos}); quote it as a whole.") from None
     if not isinstance(value, dict):
-        raise ValueError(f"`{name}` must be a JSON object of keyword arguments, got {type(value).__name__}.")
+        raise ValueError(f"`{name}` must be a JSON object, got {type(value).__name__}.")
     return value
 
 
@@ -58,7 +59,7 @@ class CROPConfig(GRPOConfig):
     steps (`max_steps`), here what `per_device_train_batch_size` and the data come to, with a checkpoint every 500.
     """
 
-    _VALID_DICT_FIELDS = GRPOConfig._VALID_DICT_FIELDS + ["teacher_init_kwargs"]
+    _VALID_DICT_FIELDS = GRPOConfig._VALID_DICT_FIELDS + ["teacher_init_kwargs", "method_settings"]
 
     # Defaults that differ from GRPOConfig's.
     learning_rate: float = option(1e-6, "Initial learning rate for AdamW.")
@@ -89,6 +90,9 @@ class CROPConfig(GRPOConfig):
     method: str = option("crop", "Which tokens of a response are kept: a name in `crop_trl.METHODS`.")
     retention_ratio: float = option(0.2, "Nominal share of each response that is kept, in (0, 1].")
     min_tokens: int = option(1, "Fewest tokens kept in a response.")
+    method_settings: dict[str, Any] | str | None = option(
+        None, "Settings that the method declares itself, by name: a dict or JSON; its defaults hold for the others."
+    )
     score_top_k: int = option(
         16,
         "Vocabulary entries the scorers return at each position (K of the paper). Not to be confused with `top_k`, "
@@ -105,6 +109,11 @@ class CROPConfig(GRPOConfig):
     max_prompt_length: int | None = option(
         1024,
         "Longest rendered prompt in tokens, of all the prompts a row has; longer rows are left out. None: no limit.",
+    )
+    max_prompt_length_kinds: list[str] | None = option(
+        None,
+        "Kinds of prompt that this limit looks at, such as `original counterfactual`; by default all that a row has, "
+        "so that all methods train on the same rows.",
     )
     prompts_per_step: int | None = option(
         None, "Prompts of one optimizer step over all processes; `gradient_accumulation_steps` follows from it."
@@ -157,8 +166,9 @@ class CROPConfig(GRPOConfig):
     )
 
     def __post_init__(self):
-        if isinstance(self.teacher_init_kwargs, str):
-            self.teacher_init_kwargs = _json_object("teacher_init_kwargs", self.teacher_init_kwargs)
+        for name in ("teacher_init_kwargs", "method_settings"):
+            if isinstance(getattr(self, name), str):
+                setattr(self, name, _json_object(name, getattr(self, name)))
         if isinstance(self.teacher_server_urls, str):
             self.teacher_server_urls = [self.teacher_server_urls]
         if isinstance(self.report_to, str) and "," in self.report_to:
@@ -240,6 +250,7 @@ class CROPConfig(GRPOConfig):
             seed=self.selector_seed,
             iw_max_weight=self.iw_max_weight,
             credit_lambda=self.credit_lambda,
+            method_settings=self.method_settings or {},
         )
 
     def _check_own_fields(self) -> None:
@@ -248,7 +259,7 @@ class CROPConfig(GRPOConfig):
 
         if not isinstance(self.method, str):
             raise ValueError(f"`method` must be the name of a method, got {self.method!r}.")
-        get_method(self.method)
+        own_settings(self.method, self.method_settings or {})
         checks.check_number("retention_ratio", self.retention_ratio, 0)
         checks.check_number("min_tokens", self.min_tokens, 1, whole=True)
         response_budget(0, self.retention_ratio, self.min_tokens)

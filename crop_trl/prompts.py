@@ -1,9 +1,11 @@
 """Kinds of prompt: their names and columns, the prompts of a row, the wrapper round a problem, the rendering.
 
-A plural column holds several prompts of one kind. Unrelated prompts (`negative`) are drawn from the batch itself."""
+The column `prompt` of a dataset is the original; `NAME_prompt`, or `NAME_prompts` with lists of several, is the kind
+`NAME`. Two kinds need no column: `negative` is drawn from the batch, `empty` is a row's prompt without its problem."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,35 +17,68 @@ from .files import read_object, write_json
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Which dataset column holds each kind of prompt; with an "s" at its end, a list of them.
-PROMPT_COLUMNS = {
-    "original": "prompt",
-    "paraphrase": "paraphrase_prompt",
-    "counterfactual": "counterfactual_prompt",
-}
-NEGATIVE = "negative"
+ORIGINAL, NEGATIVE, EMPTY = "original", "negative", "empty"
+# The problem in other words: what is compared with the original may differ from it in nothing else.
+REWORDINGS = ("paraphrase", "counterfactual")
+READERS = ("teacher", "student")
 
 TokenIds = Sequence[int]
 
 
 def split_signal(need: str) -> tuple[str, str]:
-    """Who reads the responses and after which kind of prompt, from a signal's name."""
-    scorer, _, kind = need.partition("/")
-    if kind not in PROMPT_COLUMNS and kind != NEGATIVE:
-        raise ValueError(f"Unknown signal {need!r}: the prompt is one of {', '.join((*PROMPT_COLUMNS, NEGATIVE))}.")
-    return scorer, kind
+    """Who reads the responses and after which kind of prompt, from a signal's name. Raises `ValueError`."""
+    reader, _, kind = need.partition("/")
+    if reader not in READERS or not re.fullmatch(r"\w+", kind):
+        raise ValueError(
+            f"Unknown signal {need!r}: it is {' or '.join(READERS)}, a slash and a kind of prompt, such as "
+            "teacher/counterfactual."
+        )
+    return reader, kind
 
 
 def prompt_kinds(needs: Sequence[str]) -> list[str]:
-    """Kinds of prompt that a dataset has to hold for some signals, `"original"` first, each once."""
-    kinds = ["original", *(split_signal(need)[1] for need in needs)]
+    """Kinds of prompt that some signals are read after and rows give, `"original"` first, each once."""
+    kinds = [ORIGINAL, *(split_signal(need)[1] for need in needs)]
     return [kind for kind in dict.fromkeys(kinds) if kind != NEGATIVE]
+
+
+def needs_negatives(needs: Sequence[str]) -> bool:
+    """Whether some signals are read after unrelated prompts, which only a batch gives."""
+    return any(split_signal(need)[1] == NEGATIVE for need in needs)
+
+
+def prompt_column(kind: str) -> str:
+    """The dataset column of a kind of prompt; with an "s" at its end, that of lists of them."""
+    return "prompt" if kind == ORIGINAL else f"{kind}_prompt"
+
+
+def row_kinds(row: Mapping[str, Any]) -> list[str]:
+    """
+    Kinds of prompt that a dataset row holds, `"original"` first. A column that is named like one and holds text beside
+    a prompt of messages, or anything else, is none.
+    """
+    original = row.get(prompt_column(ORIGINAL))
+    found = {} if original is None else {ORIGINAL: True}
+    for name, value in row.items():
+        match = re.fullmatch(r"(\w+)_prompt(s?)", name)
+        if match and match[1] not in (ORIGINAL, NEGATIVE):
+            first = (value[0] if isinstance(value, list) and value else None) if match[2] else value
+            if _form(first) is not None and _form(first) == _form(original):
+                found[match[1]] = True
+    return list(found)
+
+
+def _form(prompt) -> type | None:
+    """Plain text, a list of messages, or neither."""
+    if isinstance(prompt, list):
+        return list if prompt and isinstance(prompt[0], Mapping) else None
+    return str if isinstance(prompt, str) else None
 
 
 def prompt_variants(row: Mapping[str, Any], kind: str) -> list:
     """The prompts of one kind in a dataset row: those of the plural column, else the one of the singular, else none."""
-    column = PROMPT_COLUMNS[kind]
-    several = row.get(column + "s") if kind != "original" else None
+    column = prompt_column(kind)
+    several = row.get(column + "s") if kind != ORIGINAL else None
     if several:
         if not isinstance(several, list) or isinstance(several[0], dict):
             raise ValueError(
@@ -52,7 +87,16 @@ def prompt_variants(row: Mapping[str, Any], kind: str) -> list:
             )
         return list(several)
     one = row.get(column)
+    if one is None and kind == EMPTY and row.get("prompt") is not None:
+        one = empty_prompt(row["prompt"])
     return [] if one is None else [one]
+
+
+def empty_prompt(prompt, text: str = ""):
+    """A prompt without its problem: its system messages and a user turn with `text`, or `text` alone."""
+    if isinstance(prompt, str):
+        return text
+    return [*(message for message in prompt if message["role"] == "system"), {"role": "user", "content": text}]
 
 
 def prompt_text(prompt) -> str | None:
@@ -73,21 +117,23 @@ def _content_text(content) -> str:
 def normal_prompt(prompt, tokenizer: PreTrainedTokenizerBase):
     """
     A prompt as a tokenizer takes it: the content of a message as one text, plain text without a BOS that would come
-    twice.
+    twice, and no text as the token that begins one.
     """
     if isinstance(prompt, str):
         begin = tokenizer.bos_token
-        adds_it = begin and prompt.startswith(begin) and tokenizer(text="")["input_ids"][:1] == [tokenizer.bos_token_id]
-        return prompt.removeprefix(begin) if adds_it else prompt
+        if prompt and not (begin and prompt.startswith(begin)):
+            return prompt
+        adds_it = begin and tokenizer(text="")["input_ids"][:1] == [tokenizer.bos_token_id]
+        return prompt.removeprefix(begin) if adds_it else prompt or begin or tokenizer.eos_token or ""
     return [{**m, "content": _content_text(m["content"])} if isinstance(m.get("content"), list) else m for m in prompt]
 
 
 def prompt_texts(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     """The first prompt of each kind for reading, row by row; kinds that some row lacks are left out."""
     texts = {}
-    for kind in PROMPT_COLUMNS:
+    for kind in row_kinds(rows[0]) if rows else ():
         variants = [prompt_variants(row, kind) for row in rows]
-        if rows and all(variants):
+        if all(variants):
             texts[kind] = [prompt_text(several[0]) for several in variants]
     return texts
 

@@ -16,7 +16,17 @@ from .evaluation.metrics import share_interval
 from .methods import METHODS, get_method
 from .methods.selector_file import register_selector
 from .planning.memory import warn_of_memory
-from .prompts import prompt_kinds, prompt_variants
+from .prompts import (
+    EMPTY,
+    NEGATIVE,
+    REWORDINGS,
+    empty_prompt,
+    needs_negatives,
+    prompt_kinds,
+    prompt_variants,
+    split_signal,
+    wrap_problem,
+)
 from .trainer import CROPTrainer
 from .training.results import RunResult, current_commit, statistics_of
 from .triplets import DEFAULT_PROMPT_TEMPLATE, load_triplets
@@ -68,16 +78,15 @@ class ScriptArguments:
         return importlib.util.find_spec("matplotlib") is not None
 
     def load(self, args: "TrainConfig") -> tuple[Dataset, Dataset | None]:
-        """The training rows, and the held-out ones if there are any. Prompts alone do where nothing else is read."""
+        """The training rows, and the held-out ones if there are any."""
         adapter = {
             "template": self.prompt_template,
             "conversational": self.conversational,
             "counterfactuals": self.num_counterfactuals,
             "paraphrases": self.num_paraphrases,
         }
-        alone = prompt_kinds(get_method(args.method).needs) == ["original"]
         found = []
-        for kind, prefix, prompts_alone in (("Training", "", alone), ("Held-out", "eval_", True)):
+        for kind, prefix in (("Training", ""), ("Held-out", "eval_")):
             name, split, config, revision = (
                 getattr(self, f"{prefix}dataset_{what}") for what in ("name", "split", "config", "revision")
             )
@@ -85,11 +94,18 @@ class ScriptArguments:
                 found.append(None)
                 continue
             hub = {"split": split, "config": config, "revision": revision}
-            dataset, report = load_triplets(name, **hub, **adapter, prompts_alone=prompts_alone)
+            dataset, report = load_triplets(name, **hub, **adapter)
             if args.process_index == 0:
-                print(f"{kind} triplets: {report}.")
-            found.append(dataset)
+                print(f"{kind} data: {report}.")
+            found.append(self._with_empty(dataset) if EMPTY in prompt_kinds(get_method(args.method).needs) else dataset)
         return tuple(found)
+
+    def _with_empty(self, rows: Dataset) -> Dataset:
+        """Rows with the wrapper without a problem, where they have no `empty_prompt` of their own."""
+        if "empty_prompt" in rows.column_names:
+            return rows
+        wrapper = wrap_problem("", self.prompt_template).strip()
+        return rows.map(lambda row: {"empty_prompt": empty_prompt(row["prompt"], wrapper)})
 
     def describe(self) -> dict:
         """What the model card and the trackers are told of the data."""
@@ -224,7 +240,10 @@ def save_heatmap(trainer: CROPTrainer, folder: Path) -> None:
     from .analysis.inspect import inspect_response
 
     rows = [dataset[0] for dataset in (trainer.eval_dataset, trainer.train_dataset) if dataset is not None]
-    whole = [row for row in rows if prompt_variants(row, "paraphrase") and prompt_variants(row, "counterfactual")]
+    whole = [row for row in rows if all(prompt_variants(row, kind) for kind in REWORDINGS)]
+    method = get_method(trainer.args.method)
+    if not whole and method.score and not needs_negatives(method.needs):
+        whole = [row for row in rows if all(prompt_variants(row, kind) for kind in prompt_kinds(method.needs))]
     if not whole:
         if trainer.accelerator.is_main_process:
             print("No heat map is drawn: it shows a triplet, and the data hold prompts alone.")
@@ -240,8 +259,8 @@ def _scoring_passes(trainer: CROPTrainer) -> int:
     """Times that a response to the first row is read by teacher and student for its scores."""
     row, count = next(iter(trainer.train_dataset)), 0
     for need in get_method(trainer.args.method).needs:
-        kind = need.partition("/")[2]
-        count += trainer.args.credit_num_negatives if kind == "negative" else len(prompt_variants(row, kind))
+        _, kind = split_signal(need)
+        count += trainer.args.credit_num_negatives if kind == NEGATIVE else len(prompt_variants(row, kind))
     return count
 
 

@@ -13,12 +13,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from copy import deepcopy
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 from datasets import Dataset, IterableDataset
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PrinterCallback, ProgressCallback
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
@@ -31,7 +31,15 @@ from .models.distributed import gather_ragged
 from .models.dropout import remove_dropout
 from .models.graph_sampling import make_sampler
 from .models.sampling import own_distribution, warn_of_filters
-from .prompts import NEGATIVE, PROMPT_COLUMNS, draw_negatives, normal_prompt, prompt_kinds, tokenize_variants
+from .prompts import (
+    NEGATIVE,
+    draw_negatives,
+    needs_negatives,
+    normal_prompt,
+    prompt_column,
+    prompt_kinds,
+    tokenize_variants,
+)
 from .scoring import Scorer
 from .scoring.preflight import PreflightReport, check_own_logits, run_preflight
 from .scoring.signals import collect_signals
@@ -79,8 +87,8 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
             without touching the advantages.
         args ([`CROPConfig`], *optional*): Configuration.
         train_dataset, eval_dataset (*optional*):
-            Rows with `prompt` and, for methods that read them, `paraphrase_prompt` and `counterfactual_prompt`: all
-            chat messages or all plain text. Evaluation needs `prompt` alone.
+            Rows with `prompt` and a `NAME_prompt` for each other kind of prompt that the method reads, such as
+            `paraphrase_prompt`: all chat messages or all plain text. Evaluation needs `prompt` alone.
         teacher_processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*):
             The teacher's tokenizer, only to check that it is the student's; by default loaded from where the teacher
             came from.
@@ -201,7 +209,8 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
 
     def _set_signature_columns_if_needed(self):
         super()._set_signature_columns_if_needed()
-        columns = [name for column in PROMPT_COLUMNS.values() for name in (column, column + "s")]
+        read = map(prompt_column, prompt_kinds(methods.get_method(self.args.method).needs))
+        columns = [name for column in read for name in (column, column + "s")]
         self._signature_columns = list(dict.fromkeys([*self._signature_columns, *columns, "answer"]))
 
     def _get_train_sampler(self, dataset=None):
@@ -244,51 +253,65 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         # with the other student signals.
         return None, None, None
 
+    def _scored(self, inputs: list[dict[str, Any]], output: dict[str, Any], needs: Sequence[str]) -> ScoredResponses:
+        """What GRPO sampled and rewarded (`output`), with the signals that are asked for."""
+        prompts = zip(output["prompt_ids"].tolist(), output["prompt_mask"].sum(-1).tolist(), strict=True)
+        prompt_ids = [ids[len(ids) - length :] for ids, length in prompts]
+        completion_ids = [list(ids) for ids in self._completion_ids]
+        loss_mask = output["completion_mask"].bool()
+        if "tool_mask" in output:
+            loss_mask = loss_mask & output["tool_mask"].bool()
+        return ScoredResponses(
+            self.state.global_step,
+            inputs,
+            prompt_ids,
+            completion_ids,
+            loss_mask[:, : max(map(len, completion_ids))],
+            self.score_rollout(inputs, prompt_ids, completion_ids, needs),
+            self._tokenizer,
+            rewards=self._rewards,
+            advantages=output["advantages"],
+        )
+
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)
         started = time.perf_counter()
         training = self.model.training
         mode = "train" if training else "eval"
         name = self.args.method if training else _EVALUATION_METHOD
-        prompts = zip(output["prompt_ids"].tolist(), output["prompt_mask"].sum(-1).tolist(), strict=True)
-        prompt_ids = [ids[len(ids) - length :] for ids, length in prompts]
-        completion_ids = [list(ids) for ids in self._completion_ids]
-
-        loss_mask = output["completion_mask"].bool()
-        if "tool_mask" in output:
-            loss_mask = loss_mask & output["tool_mask"].bool()
-        loss_mask = loss_mask[:, : max(map(len, completion_ids))]
-
         needs = list(methods.get_method(name).needs)
         if training and not self.args.on_policy and "student/original" not in needs:
             needs.append("student/original")
-        signals = self.score_rollout(inputs, prompt_ids, completion_ids, needs)
+        scored = self._scored(inputs, output, needs)
+        signals = scored.signals
         first_row = self.accelerator.process_index * len(inputs)
         selection = methods.select(
             name,
             signals,
-            loss_mask,
+            scored.loss_mask,
             self.args.selection_settings,
             step=self.state.global_step,
             rows=torch.arange(first_row, first_row + len(inputs)),
             gather=lambda values: gather_ragged(values, self.accelerator),
+            rewards=scored.rewards,
+            advantages=scored.advantages,
         )
         self._check_finite(selection)
         student = signals.get("student/original")
         student_logprobs = None if student is None else student.sampled_logprobs
         rollout = Rollout(
-            prompt_ids,
-            completion_ids,
-            base_advantages=output["advantages"],
+            scored.prompt_ids,
+            scored.completion_ids,
+            base_advantages=scored.advantages,
             selection=selection,
             # On policy those of the update itself serve, with its dropout.
             old_logprobs=None if self.args.on_policy else student_logprobs,
             engine_logprobs=output.get("sampling_per_token_logps"),
         )
-        self._log_selection(mode, signals, selection, loss_mask, student_logprobs)
+        target = signals[methods.get_method(name).target]
+        self._log_selection(mode, target, selection, scored.loss_mask, student_logprobs)
         if training:
-            scored = (inputs, prompt_ids, completion_ids, loss_mask, signals, self._tokenizer)
-            notify_rollout(self, RolloutRecord(self.state.global_step, *scored, first_row, selection))
+            notify_rollout(self, RolloutRecord(**vars(scored), first_row=first_row, selection=selection))
         self._metrics[mode]["seconds/scoring"].append(time.perf_counter() - started)
         return {**output, "rollout": rollout}
 
@@ -314,20 +337,14 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         needs = methods.get_method(self.args.method).needs if needs is None else needs
         count = self.num_generations if num_generations is None else num_generations
         inputs = [dict(row) for row in rows for _ in range(count)]
-        before = self.model.training, self.num_generations_eval, self._metrics["eval"]
+        before = self.model.training, self.num_generations_eval, self._metrics["eval"], self._logs
         self.model.eval()
-        self.num_generations_eval, self._metrics["eval"] = count, defaultdict(list)
+        self.num_generations_eval, self._metrics["eval"], self._logs = count, defaultdict(list), deepcopy(self._logs)
         try:
-            prompt_ids, completion_ids, tool_mask, *_ = self._generate([row["prompt"] for row in inputs])
-            signals = self.score_rollout(inputs, prompt_ids, completion_ids, needs)
+            return self._scored(inputs, super()._generate_and_score_completions(inputs), needs)
         finally:
-            self.num_generations_eval, self._metrics["eval"] = before[1:]
+            self.num_generations_eval, self._metrics["eval"], self._logs = before[1:]
             self.model.train(before[0])
-        may_train = [torch.ones(len(ids)) for ids in completion_ids] if tool_mask is None else tool_mask
-        loss_mask = pad_sequence([torch.as_tensor(row, dtype=torch.bool) for row in may_train], batch_first=True)
-        loss_mask = loss_mask.to(self.accelerator.device)
-        scored = (inputs, prompt_ids, completion_ids, loss_mask, signals, self._tokenizer)
-        return ScoredResponses(self.state.global_step, *scored)
 
     def score_rollout(
         self,
@@ -340,7 +357,7 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         prompts = {"original": [[ids] for ids in prompt_ids]}
         for kind in prompt_kinds(needs)[1:]:
             prompts[kind] = tokenize_variants(inputs, kind, lambda several: self._tokenize_prompts(several)[0])
-        if "teacher/negative" in needs:
+        if needs_negatives(needs):
             first_row = self.accelerator.process_index * len(inputs)
             prompts[NEGATIVE] = draw_negatives(
                 gather_object(prompt_ids),

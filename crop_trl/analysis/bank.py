@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,12 @@ from safetensors.torch import save_file
 from torch.nn.utils.rnn import pad_sequence
 
 from ..files import replacing
-from ..methods import METHODS, Selection, SelectionSettings, Signals, select
+from ..methods import METHODS, Selection, SelectionSettings, Signals, get_method, select
+from ..prompts import NEGATIVE, prompt_variants, split_signal
 from ..scoring import TopKLogprobs
 from ..training.responses import ScoredResponses
+
+_REWARD = "reward/"  # before a function's name
 
 
 @dataclass
@@ -30,6 +33,8 @@ class RolloutBank:
         step (`int`): Global step at which they were sampled; methods that draw depend on it.
         settings (`dict`): Whatever describes the run, JSON-serialisable: student, teacher, dataset, seed.
         texts (`dict[str, list[str]]`): Prompts of each kind as the dataset has them, for reading.
+        rewards (`dict[str, torch.Tensor]`): By the name of their function, `[B]`, without weights.
+        advantages (`torch.Tensor` of shape `[B]`, *optional*): What GRPO made of them; banks of before have none.
     """
 
     completion_ids: torch.Tensor
@@ -39,14 +44,25 @@ class RolloutBank:
     step: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
     texts: dict[str, list[str]] = field(default_factory=dict)
+    rewards: dict[str, torch.Tensor] = field(default_factory=dict)
+    advantages: torch.Tensor | None = None
 
     def select(self, method: str, settings: SelectionSettings | None = None) -> Selection:
         """What a method would train of these responses; the same call that the trainer makes."""
-        return select(method, self.signals, self.loss_mask, settings or SelectionSettings(), step=self.step)
+        settings = settings or SelectionSettings()
+        # Several methods are looked at with the settings of one.
+        own = {k: v for k, v in settings.method_settings.items() if k in get_method(method).settings}
+        rewarded = {"rewards": self.rewards, "advantages": self.advantages}
+        settings = replace(settings, method_settings=own)
+        return select(method, self.signals, self.loss_mask, settings, step=self.step, **rewarded)
 
     def runnable_methods(self) -> list[str]:
-        """Methods whose signals are all here, in the order of the table."""
-        return [name for name, method in METHODS.items() if set(method.needs) <= set(self.signals)]
+        """Methods of which all that they need is here, in the order of the table."""
+        return [
+            name
+            for name, method in METHODS.items()
+            if set(method.needs) <= set(self.signals) and (self.rewards or not method.needs_rewards)
+        ]
 
     @property
     def gap(self) -> torch.Tensor:
@@ -56,6 +72,9 @@ class RolloutBank:
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, whole or not at all."""
         tensors = {"completion_ids": self.completion_ids, "loss_mask": self.loss_mask}
+        tensors |= {f"{_REWARD}{name}": value for name, value in self.rewards.items()}
+        if self.advantages is not None:
+            tensors["advantages"] = self.advantages
         for name, parts in self.signals.lists.items():
             for m, part in enumerate(parts):
                 suffix = f"#{m}" if len(parts) > 1 else ""
@@ -78,6 +97,8 @@ class RolloutBank:
             raise ValueError(message) from error
         if "prompts" not in metadata or not {"loss_mask", "completion_ids"} <= set(tensors):
             raise ValueError(f"{path} is not a rollout bank; make one with `crop-trl replay`.")
+        rewards = {key.removeprefix(_REWARD): tensors.pop(key) for key in sorted(tensors) if key.startswith(_REWARD)}
+        advantages = tensors.pop("advantages", None)
         parts: dict[str, dict[int, dict[str, torch.Tensor]]] = {}
         for key in sorted(tensors.keys() - {"completion_ids", "loss_mask"}):
             full_name, attribute = key.split(":")
@@ -92,6 +113,8 @@ class RolloutBank:
             step=int(metadata["step"]),
             settings=json.loads(metadata["settings"]),
             texts=json.loads(metadata.get("texts", "{}")),
+            rewards=rewards,
+            advantages=advantages,
         )
 
 
@@ -104,6 +127,8 @@ def bank_of(sampled: ScoredResponses) -> RolloutBank:
         prompts=sampled.tokenizer.batch_decode(sampled.prompt_ids, skip_special_tokens=True),
         step=sampled.step,
         texts=sampled.texts,
+        rewards={name: value.cpu() for name, value in sampled.rewards.items()},
+        advantages=None if sampled.advantages is None else sampled.advantages.cpu(),
     )
 
 
@@ -113,11 +138,15 @@ def collect_bank(trainer, rows: Iterable[Mapping[str, Any]], responses: int | No
     method that the rows allow.
     """
     rows = list(rows)
+    enough = len({str(row["prompt"]) for row in rows}) > trainer.args.credit_num_negatives
+
+    def allowed(need: str) -> bool:
+        _, kind = split_signal(need)
+        return enough if kind == NEGATIVE else all(prompt_variants(row, kind) for row in rows)
+
+    # Methods that need what some row lacks, or more unrelated prompts than there are, are left out of a replay.
     needs = {need for method in METHODS.values() for need in method.needs}
-    if len({str(row["prompt"]) for row in rows}) <= trainer.args.credit_num_negatives:
-        # Too few prompts to draw unrelated ones from; methods that need them are left out of a replay.
-        needs.discard("teacher/negative")
-    return bank_of(trainer.sample(rows, sorted(needs), responses))
+    return bank_of(trainer.sample(rows, sorted(filter(allowed, needs)), responses))
 
 
 def kept_overlap(bank: RolloutBank, names: Sequence[str], settings: SelectionSettings | None = None) -> torch.Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ..methods import get_method
-from ..prompts import PROMPT_COLUMNS
+from ..prompts import ORIGINAL, REWORDINGS, needs_negatives, prompt_variants
 from ..text import token_pieces
 from .bank import bank_of
 from .heatmap import MARGIN, SEMANTIC, SURFACE, ResponseHeatmap
@@ -15,16 +15,20 @@ from .tokens import TokenTable
 
 def inspect_response(trainer, row: Mapping[str, Any]) -> ResponseHeatmap:
     """
-    Sample one response to a row with all three prompts, score it, and mark what the trainer's method keeps; every
-    process has to call it. A method that needs a batch shows what `crop` would keep, and the note says so.
+    Sample one response to a row, score it, and mark what the trainer's method keeps; every process has to call it. The
+    values are those of `crop` where the row holds a triplet, else what the method measures. A method that needs a batch
+    shows what `crop` would keep, and the note says so.
     """
     trained = method = trainer.args.method
-    if "teacher/negative" in get_method(trained).needs:
+    if needs_negatives(get_method(trained).needs):
         method = "crop" if get_method(trained).score else "opd"
-    needs = dict.fromkeys([*get_method("crop").needs, *get_method(method).needs])
+    triplet = all(prompt_variants(row, kind) for kind in REWORDINGS)
+    names = dict.fromkeys(["crop", method] if triplet else [method])
+    needs = dict.fromkeys(need for name in names for need in get_method(name).needs)
     sampled = trainer.sample([row], list(needs), num_generations=1)
-    table = TokenTable.from_bank(bank_of(sampled), dict.fromkeys(["crop", method]), trainer.args.selection_settings)
-    shown = "crop-max" if method == "crop-max" else "crop"  # each shows of several counterfactuals what it ranks by
+    table = TokenTable.from_bank(bank_of(sampled), names, trainer.args.selection_settings)
+    # Each of the two shows of several counterfactuals what it ranks by.
+    shown = "crop" if triplet and method != "crop-max" else method
     heatmap = table_heatmap(table, sampled.tokenizer, 0, shown)
     heatmap.kept = table.kept[method].tolist()
     heatmap.note = _note(table, 0, method, shown) + ("" if method == trained else f" The run used {trained!r}.")
@@ -89,12 +93,13 @@ def table_heatmap(
         rows[MARGIN if is_margin else f"Score: what {method} ranks tokens by"] = score
     if not rows:
         raise ValueError(f"Method {method!r} keeps every token and measures nothing; there is no heat map of it.")
-    texts = [table.texts[kind][response] if kind in table.texts else None for kind in PROMPT_COLUMNS]
+    texts = {kind: several[response] for kind, several in table.texts.items()}
     return ResponseHeatmap(
         token_pieces(tokenizer, table.token_ids[here].tolist()),
         rows,
         table.kept[method][here],
-        *texts,
+        *(texts.pop(kind, None) for kind in (ORIGINAL, *REWORDINGS)),
+        others=texts,
         note=f"{_note(table, response, method, method)} {note}".strip(),
         scorer="student" if method.endswith("-student") else "teacher",
     )

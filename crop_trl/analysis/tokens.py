@@ -10,12 +10,11 @@ from transformers import AutoTokenizer
 
 from ..methods import SelectionSettings, get_method
 from ..methods.divergence import topk_entropy
-from ..prompts import PROMPT_COLUMNS
 from ..training.export import METADATA_KEY, read_export
 from .bank import RolloutBank
 
 STUDENT_ENTROPY = "student_entropy"
-_NO_MEASURE = ("step", "row", "token_ids", "loss_mask", "kept", "score", *PROMPT_COLUMNS)
+_NO_MEASURE = ("token_ids", "loss_mask", "kept", "score")
 
 
 @dataclass
@@ -102,16 +101,21 @@ class TokenTable:
     @classmethod
     def from_run(cls, folder: str | Path, steps: range | None = None) -> "TokenTable":
         """Read what a run exported (`selection_export_steps`) to its `output_dir`. Raises `ValueError` for nothing."""
+        import pyarrow as pa
+
         table = read_export(folder, steps)
         settings = json.loads(table.schema.metadata[METADATA_KEY])
 
         def flat(name):
             return table.column(name).combine_chunks().flatten().to_numpy(zero_copy_only=False)
 
-        measures = {}
-        for name in table.column_names:
-            if name not in _NO_MEASURE and not table.column(name).null_count:
-                measures[name] = flat(name).astype(np.float32)
+        measures, texts = {}, {}
+        for column in table.schema:
+            if pa.types.is_string(column.type):
+                texts[column.name] = table.column(column.name).to_pylist()
+            elif pa.types.is_list(column.type) and column.name not in _NO_MEASURE:
+                if not table.column(column.name).null_count:
+                    measures[column.name] = flat(column.name).astype(np.float32)
         method = settings["method"]
         return cls(
             token_ids=flat("token_ids"),
@@ -121,7 +125,7 @@ class TokenTable:
             scores={method: flat("score").astype(np.float32)} if "score" in table.column_names else {},
             measures={method: measures},
             entropy=measures.get(STUDENT_ENTROPY),
-            texts={k: table.column(k).to_pylist() for k in PROMPT_COLUMNS if k in table.column_names},
+            texts=texts,
             steps=table.column("step").to_numpy(),
             settings=settings,
         )

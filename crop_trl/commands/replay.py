@@ -45,7 +45,6 @@ def read_or_sample(
     if prompts < 1:
         raise ValueError(f"`bank_prompts` must be at least 1, got {prompts}.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    args.method = "crop"
     trainer = make_trainer(script, args, model)
     rows = trainer.train_dataset.select(range(min(prompts, len(trainer.train_dataset))))
     bank = collect_bank(trainer, rows, responses)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -108,6 +109,7 @@ class SelectionSettings:
         seed (`int`): Seed of methods that draw.
         iw_max_weight (`float`): Largest weight of the importance-weighted method.
         credit_lambda (`float`, *optional*): Strength of the contrast; `None` takes the method's own.
+        method_settings (`dict`): Those that the method declares itself, by name; defaults hold for what is left out.
     """
 
     retention_ratio: float = 0.2
@@ -115,6 +117,7 @@ class SelectionSettings:
     seed: int = 42
     iw_max_weight: float = 1.5
     credit_lambda: float | None = None
+    method_settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -130,6 +133,10 @@ class SelectionContext:
         gather (`Callable`, *optional*): Concatenates 1-D values of all processes; see `quantile_normalize`.
         measures (`dict[str, torch.Tensor]`): Filled by the functions with `[B, T]` quantities worth logging or
             plotting, under the name they should carry there.
+        method_settings (`dict`): The method's own settings.
+        rewards (`dict[str, torch.Tensor]`): Rewards `[B]` by the name of their function, as it returned them: without
+            weights, NaN for `None`. Empty without a reward function.
+        advantages (`torch.Tensor` of shape `[B]`): What GRPO makes of the weighted rewards (A_base); zeros without.
     """
 
     loss_mask: torch.Tensor
@@ -138,6 +145,19 @@ class SelectionContext:
     rows: torch.Tensor
     gather: Gather | None = None
     measures: dict[str, torch.Tensor] = field(default_factory=dict)
+    method_settings: Mapping[str, Any] = field(default_factory=dict)
+    rewards: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    advantages: torch.Tensor | None = None
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """Place of each token in its response, from 0 on, `[B, T]`."""
+        return torch.arange(self.loss_mask.size(1), device=self.loss_mask.device).expand(self.loss_mask.shape)
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        """Tokens of each response up to the last that may be kept, `[B]`."""
+        return torch.where(self.loss_mask, self.positions + 1, 0).max(-1).values
 
 
 TokenFunction = Callable[[Signals, SelectionContext], torch.Tensor]

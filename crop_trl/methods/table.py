@@ -4,16 +4,14 @@ The trainer computes the signals that a row names and nothing else, and never lo
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from ..prompts import PROMPT_COLUMNS
+from ..prompts import split_signal
 from . import scores
 from .budget import select_top_b
 from .context import Gather, SelectionContext, SelectionSettings, Signals, TokenFunction, TopKLogprobs
-
-# Unrelated prompts are read by the teacher alone.
-_SIGNALS = {*(f"{reader}/{kind}" for reader in ("teacher", "student") for kind in PROMPT_COLUMNS), "teacher/negative"}
 
 
 @dataclass(frozen=True)
@@ -23,31 +21,40 @@ class Method:
 
     Args:
         needs (`tuple[str, ...]`):
-            Names of signals beside `"teacher/original"`, which holds the training target and is always there:
-            `"teacher/paraphrase"`, `"teacher/counterfactual"`, `"teacher/negative"` (after unrelated prompts; only its
-            `sampled_logprobs`, averaged over them), and the first three prompts with `"student/"`.
+            Names of signals, `"teacher/KIND"` or `"student/KIND"`. A kind is a column `KIND_prompt` of the dataset,
+            `original` (the column `prompt`), `empty` (the prompt without its problem) or `negative` (unrelated prompts;
+            only the `sampled_logprobs`, averaged over them). The `target` is always among them.
         score (`Callable`, *optional*): `(signals, ctx) -> [B, T]`; the highest are kept. `None` keeps every token.
         weight (`Callable`, *optional*): `(signals, ctx) -> [B, T]`; multiplies the advantages.
         teacher_target (`Callable`, *optional*):
             `(signals, ctx) -> [B, T]`; replaces the teacher's log-probabilities in the loss.
+        target (`str`):
+            The signal whose log-probabilities are the target in the loss, such as `"teacher/hint"` for a teacher that
+            reads a prompt with a hint.
+        settings (`dict`): The method's own settings with their defaults; the functions find them in
+            `ctx.method_settings`, and `method_settings` in `CROPConfig` changes them.
+        needs_rewards (`bool`): Whether it reads `ctx.rewards` or `ctx.advantages`, and so has no use without a reward.
     """
 
     needs: tuple[str, ...] = ()
     score: TokenFunction | None = None
     weight: TokenFunction | None = None
     teacher_target: TokenFunction | None = None
+    target: str = "teacher/original"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    needs_rewards: bool = False
 
     def __post_init__(self):
         if isinstance(self.needs, str):
             raise ValueError(f"`needs` must be a tuple of signal names, got the string {self.needs!r}.")
+        if self.target == "student/original":
+            raise ValueError("`target` 'student/original' would teach the student what it does; name another signal.")
+        object.__setattr__(self, "needs", tuple(dict.fromkeys((self.target, *self.needs))))
         for need in self.needs:
-            if need not in _SIGNALS:
-                raise ValueError(f"Unknown signal {need!r}: choose from {', '.join(sorted(_SIGNALS))}.")
+            split_signal(need)
         for name in ("score", "weight", "teacher_target"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
                 raise ValueError(f"`{name}` must be a function of (signals, ctx), got {getattr(self, name)!r}.")
-        if "teacher/original" not in self.needs:
-            object.__setattr__(self, "needs", ("teacher/original", *self.needs))
 
 
 @dataclass
@@ -122,6 +129,16 @@ def get_method(name: str) -> Method:
     return METHODS[name]
 
 
+def own_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """A method's own settings, with what is given of them. Raises `ValueError` for a name that it does not have."""
+    declared = get_method(name).settings
+    unknown = [setting for setting in given if setting not in declared]
+    if unknown:
+        known = f"it has {', '.join(declared)}" if declared else "it has none"
+        raise ValueError(f"Method {name!r} has no setting {unknown[0]!r} (`method_settings`); {known}.")
+    return {**declared, **given}
+
+
 def _per_token(value: torch.Tensor | None, what: str, name: str, like: torch.Tensor) -> torch.Tensor | None:
     """Check that a method's function returned one number per token, and make it floating-point."""
     if value is None:
@@ -151,6 +168,8 @@ def select(
     step: int = 0,
     rows: torch.Tensor | None = None,
     gather: Gather | None = None,
+    rewards: Mapping[str, torch.Tensor] | None = None,
+    advantages: torch.Tensor | None = None,
 ) -> Selection:
     """
     From signals to what enters the loss; the trainer and every offline replay go through here.
@@ -166,23 +185,39 @@ def select(
         rows (`torch.Tensor` of shape `[B]`, *optional*):
             Index of each response in the global rollout batch; by default `0..B-1`.
         gather (`Callable`, *optional*): Concatenates valid values of all processes; `None` when this process is all.
+        rewards (mapping of `torch.Tensor` of shape `[B]`, *optional*): By the name of their function, without weights.
+        advantages (`torch.Tensor` of shape `[B]`, *optional*): What the rewards come to; by default zeros.
 
     Returns:
         [`Selection`]
 
     Raises:
-        `ValueError`: unknown method, a signal that it needs is missing, or no token has a finite score.
+        `ValueError`: unknown method or setting of it, signals or rewards that it needs are missing, or no token has a
+            finite score.
     """
     method, signals = get_method(name), Signals(signals)
     missing = [need for need in method.needs if need not in signals]
     if missing:
         raise ValueError(f"Method {name!r} needs the signals {', '.join(missing)}, which were not computed.")
+    if method.needs_rewards and not rewards:
+        raise ValueError(f"Method {name!r} reads rewards, of which there are none; give the trainer a reward function.")
     if rows is None:
         rows = torch.arange(loss_mask.size(0))
     mask = loss_mask.bool()
+    if advantages is None:
+        advantages = torch.zeros(len(mask), device=mask.device)
     # Clones, so that a method that writes to what it is given changes nothing here.
-    ctx = SelectionContext(mask.clone(), settings, step, rows, gather)
-    plain_target = signals["teacher/original"].sampled_logprobs.clone()
+    ctx = SelectionContext(
+        mask.clone(),
+        settings,
+        step,
+        rows,
+        gather,
+        method_settings=own_settings(name, settings.method_settings),
+        rewards={reward: value.clone() for reward, value in (rewards or {}).items()},
+        advantages=advantages.clone(),
+    )
+    plain_target = signals[method.target].sampled_logprobs.clone()
     functions = {"score": method.score, "weight": method.weight, "teacher_target": method.teacher_target}
     score, weights, target = (
         _per_token(function(signals, ctx), what, name, mask) if function else None

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ..prompts import PROMPT_COLUMNS, check_rendering, generation_suffix, tokenize_variants
+from ..prompts import check_rendering, generation_suffix, prompt_column, tokenize_variants
 from . import Scorer
 from .local import LocalScorer
 from .signals import check_scored
@@ -57,7 +57,7 @@ def run_preflight(
     suffix = generation_suffix(tokenizer, row["prompt"], **(chat_template_kwargs or {}))
     for kind, several in prompts.items():
         for ids in several:
-            check_rendering(PROMPT_COLUMNS[kind], ids, suffix)
+            check_rendering(prompt_column(kind), ids, suffix)
     teacher_ends = getattr(scorer, "ends", None)
     if student_ends is not None:
         _warn_of_ends(set(student_ends), teacher_ends, tokenizer)

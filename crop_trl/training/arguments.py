@@ -8,6 +8,7 @@ from transformers import AutoConfig, PreTrainedModel, TrainingArguments
 
 from ..checks import check_hub, check_packages
 from ..config import CROPConfig
+from ..methods import get_method
 from ..models.adapters import check_adapter, is_adapter
 from ..scoring import Scorer
 
@@ -44,6 +45,8 @@ def check_arguments(model, teacher, reward_funcs, args, processing_class=None, *
             f"`processing_class` is a {type(processing_class).__name__}, which reads images, and these are not "
             "supported; pass its `tokenizer`."
         )
+    if reward_funcs is no_reward and get_method(args.method).needs_rewards:
+        raise ValueError(f"Method {args.method!r} reads rewards; pass `reward_funcs` (`--reward accuracy`).")
     if reward_funcs is no_reward and args.lambda_opd == 0:
         raise ValueError("`lambda_opd` 0 without a reward trains nothing: raise it, or pass `reward_funcs`.")
     frozen = not isinstance(model, str) and not any(p.requires_grad for p in model.parameters())

@@ -98,7 +98,7 @@ class RolloutRecord(ScoredResponses):
     One process's batch of rollouts, as it was sampled and scored, with what is kept of it.
 
     Args:
-        step, rows, prompt_ids, completion_ids, loss_mask, signals, tokenizer:
+        step, rows, prompt_ids, completion_ids, loss_mask, signals, tokenizer, rewards, advantages:
             See [`~crop_trl.training.responses.ScoredResponses`].
         first_row (`int`): Place of the first response in the rollout batch of all processes.
         selection ([`~crop_trl.methods.Selection`]): What enters the loss, `[B, T]`.

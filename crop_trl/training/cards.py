@@ -19,6 +19,7 @@ from .. import __version__
 from ..config import CROPConfig
 from ..files import looks_like_path
 from ..methods import get_method
+from ..methods.table import own_settings
 from ..text import markdown_table, masked
 
 TEMPLATE = Path(__file__).parent / "templates" / "model_card.md.j2"
@@ -87,12 +88,17 @@ def method_card(args: CROPConfig, settings: Mapping[str, Any] | None = None) -> 
         "Kept tokens": budget if method.score else "all",
         "Ranked by": what(method.score) if method.score else "nothing: every token is kept",
         "Weighted by": what(method.weight) if method.weight else "nothing",
-        "Teacher's target": what(method.teacher_target) if method.teacher_target else "log T of the sampled token",
+        "Teacher's target": what(method.teacher_target)
+        if method.teacher_target
+        else f"log-probability of the sampled token, {method.target}",
         "Signals": ", ".join(method.needs),
         "Vocabulary entries scored (K)": str(args.score_top_k),
         "Strength of the teacher (lambda)": f"{args.lambda_opd:g}",
         "Clipping": f"{1 - args.epsilon:g} to {1 + args.epsilon_high:g}",
     }
+    if method.settings:
+        own = own_settings(args.method, args.method_settings or {})
+        card["Settings of the method"] = ", ".join(f"{name} {value}" for name, value in own.items())
     described = {name: value for name, value in (settings or {}).items() if value not in (None, "")}
     return {**card, **{name.replace("_", " ").capitalize(): str(value) for name, value in described.items()}}
 

@@ -10,13 +10,17 @@ from trl.trainer.utils import get_config_model_id
 
 from ..methods import get_method
 from ..prompts import (
-    PROMPT_COLUMNS,
+    EMPTY,
+    NEGATIVE,
+    REWORDINGS,
     check_rendering,
     generation_suffix,
     is_chat,
+    prompt_column,
     prompt_kinds,
     prompt_variants,
     render_prompts,
+    row_kinds,
     tokenize_variants,
 )
 
@@ -32,7 +36,7 @@ def check_eval_dataset(dataset) -> None:
 
 
 def check_columns(dataset, kinds: Sequence[str], method: str) -> None:
-    """Raise `ValueError` unless `dataset` has a column for every kind of prompt, in the singular or the plural."""
+    """Raise `ValueError` unless `dataset` has a column for every kind of prompt that a method reads."""
     if not isinstance(dataset, (datasets.Dataset, datasets.IterableDataset)):
         raise ValueError(
             f"`train_dataset` must be a datasets.Dataset or IterableDataset, got {type(dataset).__name__}; choose one "
@@ -41,14 +45,18 @@ def check_columns(dataset, kinds: Sequence[str], method: str) -> None:
     first = next(iter(dataset), None)
     if first is None:
         raise ValueError("`train_dataset` is empty; give it at least the prompts of one step.")
-    columns = [PROMPT_COLUMNS[kind] for kind in kinds]
+    columns = [prompt_column(kind) for kind in kinds if kind != EMPTY]
     missing = [c for c in columns if c not in first and (c == "prompt" or c + "s" not in first)]
     if missing:
         raise ValueError(
             f"Method {method!r} needs the dataset columns {', '.join(columns)}, but {', '.join(missing)} "
-            f"{'is' if len(missing) == 1 else 'are'} missing (there are: {', '.join(first)}); build the dataset from "
-            "triplet records, or choose a method that works on prompts alone, such as 'opd'."
+            f"{'is' if len(missing) == 1 else 'are'} missing (there are: {', '.join(first)}); give each row "
+            f"`{missing[0]}`, or each record `{missing[0].removesuffix('prompt')}problem`, or choose a method that "
+            "works on prompts alone, such as 'opd'."
         )
+    reserved = prompt_column(NEGATIVE)
+    if reserved in first or reserved + "s" in first:
+        warnings.warn(f"The column `{reserved}` is not read: unrelated prompts are drawn from the batch.", stacklevel=2)
     if first.get("chat_template_kwargs") is not None:
         warnings.warn(
             "The column `chat_template_kwargs` is not read; set `chat_template_kwargs` for all rows.", stacklevel=2
@@ -58,12 +66,21 @@ def check_columns(dataset, kinds: Sequence[str], method: str) -> None:
 
 
 class RowCheck:
-    """Which rows can be trained on, batch by batch, and why the others left: `dropped`, reason -> number."""
+    """
+    Which rows can be trained on, batch by batch, and why the others left: `dropped`, reason -> number. The limit is on
+    the kinds of prompt in `limited`, by default all that a row has.
+    """
 
     def __init__(
-        self, needed: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_prompt_length: int | None, **chat
+        self,
+        needed: Sequence[str],
+        tokenizer: PreTrainedTokenizerBase,
+        max_prompt_length: int | None,
+        limited: Sequence[str] | None = None,
+        **chat,
     ):
         self.needed, self.tokenizer, self.limit, self.chat = needed, tokenizer, max_prompt_length, chat
+        self.limited = limited
         self.dropped: Counter = Counter()
         self._is_chat: bool | None = None
         self._suffix: list[int] | None = None
@@ -78,15 +95,19 @@ class RowCheck:
         self.dropped.update(reason for reason in reasons if reason)
         return [reason is None for reason in reasons]
 
+    def _kinds(self, row: dict) -> list[str]:
+        """What the method reads, and what else the row holds."""
+        return list(dict.fromkeys([*self.needed, *row_kinds(row)]))
+
     def _reason(self, row: dict) -> str | None:
         turns = None
-        for kind, column in PROMPT_COLUMNS.items():
-            variants = prompt_variants(row, kind)
-            if not variants and kind in self.needed:
+        for kind in self._kinds(row):
+            column, variants = prompt_column(kind), prompt_variants(row, kind)
+            if not variants:
                 return f"without {column}"
             for prompt in variants:
                 chat = is_chat(prompt, column)
-                if not prompt or (not chat and not prompt.strip()):
+                if kind != EMPTY and (not prompt or (not chat and not prompt.strip())):
                     return f"with an empty {column}"
                 if self._is_chat is None:
                     self._is_chat = chat
@@ -98,11 +119,11 @@ class RowCheck:
                     )
                 roles = [message["role"] for message in prompt] if chat else None
                 turns = turns or roles
-                if roles != turns:
+                if roles != turns and kind in REWORDINGS:
                     raise ValueError(
                         f"`{column}` has the turns {', '.join(roles)}, but `prompt` of the same row has "
-                        f"{', '.join(turns)}: scores would differ for another reason than the problem; give every kind "
-                        "of prompt the same turns."
+                        f"{', '.join(turns)}: scores would differ for another reason than the problem; give both the "
+                        "same turns."
                     )
         return None
 
@@ -112,13 +133,15 @@ class RowCheck:
         def render(prompts: list) -> list[list[int]]:
             return render_prompts(self.tokenizer, prompts, **self.chat)
 
-        ids = {kind: tokenize_variants(rows, kind, render) for kind in PROMPT_COLUMNS}
+        kinds = [self._kinds(row) for row in rows]
+        ids = {kind: tokenize_variants(rows, kind, render) for kind in dict.fromkeys(k for each in kinds for k in each)}
         for place in range(len(rows)):
             longest = 0
-            for kind, column in PROMPT_COLUMNS.items():
+            for kind in kinds[place]:
                 for rendered in ids[kind][place]:
-                    check_rendering(column, rendered, self._suffix)
-                    longest = max(longest, len(rendered))
+                    check_rendering(prompt_column(kind), rendered, self._suffix)
+                    if self.limited is None or kind in self.limited:
+                        longest = max(longest, len(rendered))
             over = self.limit is not None and longest > self.limit
             yield f"with a prompt longer than max_prompt_length {self.limit} tokens" if over else None
 
@@ -135,14 +158,15 @@ def _without_images(dataset):
 def prepare_prompts(dataset, tokenizer: PreTrainedTokenizerBase | None, args, tools: list | None = None):
     """
     Leave out rows that lack a prompt which the method reads, or have one of more than `max_prompt_length` tokens, of
-    any kind: all methods train on the same rows. Raises `ValueError` for what cannot be trained on.
+    any kind (of `max_prompt_length_kinds`): all methods train on the same rows. Raises `ValueError` for what cannot be
+    trained on.
     """
     kinds = prompt_kinds(get_method(args.method).needs)
     check_columns(dataset, kinds, args.method)
     dataset = _without_images(dataset)
     if tokenizer is not None:
         chat = {**(args.chat_template_kwargs or {}), **({"tools": tools} if tools else {})}
-        check = RowCheck(kinds, tokenizer, args.max_prompt_length, **chat)
+        check = RowCheck(kinds, tokenizer, args.max_prompt_length, args.max_prompt_length_kinds, **chat)
         dataset = _fitting(dataset, check, talk=args.process_index == 0, progress=not args.disable_tqdm)
     prompts_per_batch = args.generation_batch_size // args.num_generations
     if isinstance(dataset, datasets.Dataset) and len(dataset) < prompts_per_batch:

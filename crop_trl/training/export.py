@@ -59,9 +59,10 @@ class SelectionExport(RolloutCallback):
 
 def write_rollout(rollout: RolloutRecord, path: str | Path, settings: dict) -> None:
     """
-    Write one batch of rollouts, whole or not at all: `step`, `row` (place in the global batch), the text of each kind
-    of prompt, and lists with one element per response token: `token_ids`, `loss_mask`, `kept`, `score` and every
-    measure (half precision, cut off at +-65504). `settings` go to the file's metadata.
+    Write one batch of rollouts, whole or not at all: the text of each kind of prompt, `step`, `row` (place in the
+    global batch), `advantage` and a `reward/NAME` for each reward function, and lists with one element per response
+    token: `token_ids`, `loss_mask`, `kept`, `score` and every measure (half precision, cut off at +-65504). `settings`
+    go to the file's metadata.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -79,10 +80,14 @@ def write_rollout(rollout: RolloutRecord, path: str | Path, settings: dict) -> N
         return column(value[real], pa.float16())
 
     ids = np.fromiter((i for ids in rollout.completion_ids for i in ids), dtype=np.int32, count=int(lengths.sum()))
+    rewards = {f"reward/{name}": value for name, value in rollout.rewards.items()}
+    if rewards:
+        rewards["advantage"] = rollout.advantages
     columns = {
+        **{kind: pa.array(texts, pa.string()) for kind, texts in rollout.texts.items()},
         "step": pa.array(np.full(len(lengths), rollout.step, dtype=np.int32)),
         "row": pa.array(rollout.first_row + np.arange(len(lengths), dtype=np.int32)),
-        **{kind: pa.array(texts, pa.string()) for kind, texts in rollout.texts.items()},
+        **{name: pa.array(value.float().cpu().numpy(), pa.float32()) for name, value in rewards.items()},
         "token_ids": column(ids, pa.int32()),
         "loss_mask": column(rollout.loss_mask.bool().cpu().numpy()[real], pa.bool_()),
         "kept": column(rollout.selection.mask.bool().cpu().numpy()[real], pa.bool_()),

@@ -7,9 +7,11 @@ import warnings
 import torch
 from transformers.trainer_utils import has_length
 
+from ..methods import TopKLogprobs
 from ..methods.divergence import residual_mass
 from ..models.distributed import RunningMeans
 from ..models.sampling import SameDraws
+from .arguments import no_reward
 from .loss import LossTerms
 from .update import MicroBatch
 
@@ -21,6 +23,7 @@ class StepMetrics:
         self._means = {"train": RunningMeans(), "eval": RunningMeans()}
         self._evaluation_draws = SameDraws()
         self._warned_of_zeros = False
+        self._to_evaluate: float | None = None  # responses that an evaluation has still to count; None: it is none
         # By step and reward function: for each problem of an evaluation the rewards of its responses.
         self.evaluated_rewards: dict[int, dict[str, list[list[float]]]] = {}
         self._seconds = {"prepare": 0.0, "update": 0.0}
@@ -30,16 +33,21 @@ class StepMetrics:
         known = has_length(dataloader.dataset)
         self._to_evaluate = len(dataloader.dataset) * self.num_generations_eval if known else math.inf
         self.evaluated_rewards[self.state.global_step] = {name: [] for name in self.reward_func_names}
-        return super().evaluation_loop(dataloader, *args, **kwargs)
+        try:
+            return super().evaluation_loop(dataloader, *args, **kwargs)
+        finally:
+            self._to_evaluate = None
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         # As they are trained, whatever a subclass did to them. Lengths come from these lists, never from ids: the pad
         # token may be the EOS token.
         self._completion_ids = completion_ids_list
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        if self.model.training:
-            return rewards
         mine = torch.arange(len(prompts), device=rewards.device) + self.accelerator.process_index * len(prompts)
+        named = zip(self.reward_func_names, rewards[mine].unbind(1), strict=True)
+        self._rewards = {name: values for name, values in named if name != no_reward.__name__}
+        if self.model.training or self._to_evaluate is None:
+            return rewards
         # Several processes begin once more with the first prompts, until their shares are even.
         self._evaluated = mine < self._to_evaluate
         counted = rewards[: max(0, min(len(rewards), self._to_evaluate))]
@@ -56,7 +64,7 @@ class StepMetrics:
         means.add("completions/mean_length", lengths, self._evaluated)
         return rewards
 
-    def _log_selection(self, mode: str, signals, selection, loss_mask: torch.Tensor, student_logprobs) -> None:
+    def _log_selection(self, mode: str, target: TopKLogprobs, selection, loss_mask, student_logprobs) -> None:
         means = self._means[mode]
         if mode == "train":
             # Evaluation keeps every token; a share of 1 there would look as if the method did not work.
@@ -68,7 +76,7 @@ class StepMetrics:
                 means.add(f"selection/{name}", value, loss_mask)
         else:
             loss_mask = loss_mask & self._evaluated[:, None]
-        means.add("scoring/residual_mass", residual_mass(signals["teacher/original"]), loss_mask)
+        means.add("scoring/residual_mass", residual_mass(target), loss_mask)
         if student_logprobs is not None:
             gap = student_logprobs - selection.teacher_logprobs
             means.add("distillation/gap_dropped", gap, loss_mask & ~selection.mask)

@@ -1,7 +1,7 @@
 """Responses that were sampled and scored."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +23,8 @@ class ScoredResponses:
     loss_mask: torch.Tensor  # bool, [B, T]: what may be kept, neither padding nor written by a tool
     signals: Signals  # [B, T, K]
     tokenizer: Any
+    rewards: Mapping[str, torch.Tensor] = field(default_factory=dict, kw_only=True)  # by their function, [B]
+    advantages: torch.Tensor | None = field(default=None, kw_only=True)  # what GRPO makes of them, [B]
 
     @cached_property
     def texts(self) -> dict[str, list[str]]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ..prompts import DEFAULT_PROMPT_TEMPLATE, PROMPT_COLUMNS
+from ..prompts import DEFAULT_PROMPT_TEMPLATE, ORIGINAL, REWORDINGS
 from ..text import markdown_table
 from .domain import load_domain
 from .outputs import OutputDirectory
@@ -80,7 +80,7 @@ def _of_training(settings: TripletSettings, config: Mapping[str, Any], limit: in
         raise ValueError("`model_name_or_path` is not set; give a training config that names the student.")
     counts = {}
     for step, rows in (("original", dataset.select_columns("prompt")), ("all", dataset)):
-        kinds = list(PROMPT_COLUMNS) if step == "all" else ["original"]
+        kinds = [ORIGINAL, *(REWORDINGS if step == "all" else ())]
         check = RowCheck(kinds, tokenizer, limit, **(config.get("chat_template_kwargs") or {}))
         counts[step] = sum(check(rows[:]))
     steps, most = counts["all"] // per_step, config.get("max_steps", -1)

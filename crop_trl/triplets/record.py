@@ -1,27 +1,28 @@
-"""Triplet records (JSONL) and how they become the trainer's dataset.
+"""Triplet records (JSONL), and records with any other prompts, and how they become the trainer's dataset.
 
-A record holds one problem three times: as it is, reworded, and with one condition changed. The text around a problem
+A triplet holds one problem three times: as it is, reworded, and with one condition changed. The text around a problem
 that asks for the answer's format is not part of it: records hold bare problems, and the same template goes round all
-three when they are turned into prompts.
+of them when they are turned into prompts.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..files import looks_like_path, read_rows
-from ..prompts import DEFAULT_PROMPT_TEMPLATE, PROMPT_COLUMNS, check_template, wrap_problem
+from ..prompts import DEFAULT_PROMPT_TEMPLATE, ORIGINAL, REWORDINGS, check_template, prompt_column, wrap_problem
 
 if TYPE_CHECKING:
     import datasets
 
-PROBLEM_FIELDS = tuple(f"{kind}_problem" for kind in PROMPT_COLUMNS)
+PROBLEM_FIELDS = tuple(f"{kind}_problem" for kind in (ORIGINAL, *REWORDINGS))
 FLAGS = ("triplet_complete", "usable_for_training", "validation_passed")
 # What a row keeps of a record beside its texts.
 _PLAIN = ("answer", "id")
@@ -56,17 +57,6 @@ def _is_alone(record: Mapping[str, Any]) -> bool:
     return not any(name in record for name in (*PROBLEM_FIELDS[1:], *FLAGS))
 
 
-def _prompt_row(record: Mapping[str, Any], template: str, conversational: bool) -> dict[str, Any] | None:
-    """A record without a triplet as a dataset row: a `prompt` as it is, or a problem in the wrapper."""
-    problem = next((record[name] for name in ("problem", "original_problem", "question") if record.get(name)), None)
-    prompt = record.get("prompt") or (wrap_problem(problem, template) if isinstance(problem, str) else None)
-    if isinstance(prompt, str) and not prompt.strip() or not prompt:
-        return None
-    if isinstance(prompt, str) and conversational:
-        prompt = [{"role": "user", "content": prompt}]
-    return {"prompt": prompt, **{name: None if record.get(name) is None else str(record[name]) for name in _PLAIN}}
-
-
 def _variants(record: Mapping[str, Any], name: str, count: int) -> list[str]:
     """The record's own text and those of its alternates, at most `count` different ones."""
     alternates = record.get("alternates")
@@ -75,25 +65,41 @@ def _variants(record: Mapping[str, Any], name: str, count: int) -> list[str]:
     return list(dict.fromkeys(text for text in texts if isinstance(text, str) and text.strip()))[:count]
 
 
+def _prompts(record: Mapping[str, Any], what: str, made: Callable[[Any], Any]) -> dict[str, Any]:
+    """What a record's `KIND_problem(s)` or `KIND_prompt(s)` (`what`) are `made` into, by dataset column."""
+    found, forms = {}, str if what == "problem" else (str, list)
+    for name, value in record.items():
+        match = re.fullmatch(rf"(\w+)_{what}(s?)", name)
+        several = value if match and match[2] else [value]
+        if match and match[1] != ORIGINAL and isinstance(several, list) and all(isinstance(v, forms) for v in several):
+            column = prompt_column(match[1]) + match[2]
+            found[column] = [made(one) for one in several] if match[2] else made(value)
+    return found
+
+
 def to_row(
     record: Mapping[str, Any], template: str, conversational: bool, counterfactuals: int, paraphrases: int
 ) -> dict[str, Any]:
-    """One record as a dataset row, see [`build_dataset`]."""
+    """One record as a dataset row, see [`build_dataset`]; without a prompt where it holds none."""
 
-    def prompt(problem: str):
-        text = wrap_problem(problem, template)
-        return [{"role": "user", "content": text}] if conversational else text
+    def turn(prompt):
+        return [{"role": "user", "content": prompt}] if conversational and isinstance(prompt, str) else prompt
 
-    row: dict[str, Any] = {
-        column: prompt(record[name]) for column, name in zip(PROMPT_COLUMNS.values(), PROBLEM_FIELDS, strict=True)
-    }
-    for kind, count in (("paraphrase", paraphrases), ("counterfactual", counterfactuals)):
-        if count > 1:
-            texts = _variants(record, f"{kind}_problem", count)
-            row[f"{PROMPT_COLUMNS[kind]}s"] = [prompt(text) for text in texts]
-    for name in _PLAIN:
-        row[name] = None if record.get(name) is None else str(record[name])
-    return row
+    def wrapped(problem: str):
+        return turn(wrap_problem(problem, template))
+
+    problems, prompts = _prompts(record, "problem", wrapped), _prompts(record, "prompt", turn)
+    if _is_alone(record):
+        bare = next((record[name] for name in ("problem", "original_problem", "question") if record.get(name)), None)
+        given = record.get("prompt") or (wrap_problem(bare, template) if isinstance(bare, str) else None)
+        row = {"prompt": turn(given) if given and str(given).strip() else None, **problems, **prompts}
+    else:
+        # What its texts differ in must be nothing but the problem, whatever other prompts it holds.
+        row = {"prompt": wrapped(record["original_problem"]), **prompts, **problems}
+        for kind, count in (("paraphrase", paraphrases), ("counterfactual", counterfactuals)):
+            if count > 1:
+                row[f"{kind}_prompts"] = [wrapped(text) for text in _variants(record, f"{kind}_problem", count)]
+    return row | {name: None if record.get(name) is None else str(record[name]) for name in _PLAIN}
 
 
 def _is_unicode(row: Mapping[str, Any]) -> bool:
@@ -111,7 +117,6 @@ def build_dataset(
     conversational: bool = True,
     counterfactuals: int = 1,
     paraphrases: int = 1,
-    prompts_alone: bool = False,
 ) -> tuple[datasets.Dataset, AdapterReport]:
     """[`load_triplets`] of records that are read already."""
     import datasets  # takes two seconds, which those who make triplets need not wait
@@ -124,15 +129,14 @@ def build_dataset(
     rows, alike = [], []
     for record in records:
         report.total += 1
-        if prompts_alone and _is_alone(record):
-            row = _prompt_row(record, template, conversational)
-            reason = None if row else "without prompt or problem"
-        else:
-            reason = reason_to_drop(record)
-            row = None if reason else to_row(record, template, conversational, counterfactuals, paraphrases)
-            if row and len({" ".join(record[name].split()) for name in PROBLEM_FIELDS}) == 1:
+        alone, row = _is_alone(record), {}
+        reason = None if alone else reason_to_drop(record)
+        if reason is None:
+            row = to_row(record, template, conversational, counterfactuals, paraphrases)
+            reason = None if row["prompt"] else "without prompt or problem"
+            if not alone and len({" ".join(record[name].split()) for name in PROBLEM_FIELDS}) == 1:
                 alike.append(str(record.get("id", f"number {report.total}")))
-        if row is not None and not _is_unicode(row):
+        if not _is_unicode(row):
             reason = "with half a character (a lone surrogate)"
         if reason:
             report.dropped[reason] += 1
@@ -141,8 +145,8 @@ def build_dataset(
     report.kept = len(rows)
     if not rows:
         raise ValueError(
-            f"No triplet is fit for training: {report}; a record needs the texts {', '.join(PROBLEM_FIELDS)}, and "
-            f"{', '.join(FLAGS)} set to true."
+            f"No record is fit for training: {report}; a record needs a `prompt` or a `problem`, and a triplet the "
+            f"texts {', '.join(PROBLEM_FIELDS)}, and {', '.join(FLAGS)} set to true."
         )
     if alike:
         warnings.warn(
@@ -150,7 +154,8 @@ def build_dataset(
             "of CROP are 0 there. Mend or drop them.",
             stacklevel=2,
         )
-    return datasets.Dataset.from_list(rows), report
+    columns = dict.fromkeys(name for row in rows for name in row)
+    return datasets.Dataset.from_list([{name: row.get(name) for name in columns} for row in rows]), report
 
 
 def load_records(
@@ -194,12 +199,15 @@ def load_triplets(
     conversational: bool = True,
     counterfactuals: int = 1,
     paraphrases: int = 1,
-    prompts_alone: bool = False,
     config: str | None = None,
     revision: str | None = None,
 ) -> tuple[datasets.Dataset, AdapterReport]:
     """
-    Read triplet records and turn those whose three flags are all true into the trainer's columns.
+    Read records and turn them into the trainer's columns.
+
+    A triplet stays if its three flags are all true. Any other record stays with a `problem`, or a `prompt`, which is
+    not wrapped. Beside it, `NAME_problem` or `NAME_prompt` becomes the column `NAME_prompt`, and a list of them,
+    `NAME_problems` or `NAME_prompts`, the column `NAME_prompts`.
 
     Args:
         source (`str`): A JSONL, JSON, CSV or Parquet file, or a hub dataset's name.
@@ -209,9 +217,6 @@ def load_triplets(
         counterfactuals, paraphrases (`int`):
             How many of each to use at most; beyond the first they come from a record's `alternates`, and the row has
             the plural column too.
-        prompts_alone (`bool`):
-            Whether to take records that are no triplets at all as well, with a `problem` (or a `prompt`, which is not
-            wrapped): enough for methods that read nothing else, and for evaluation.
         config, revision (`str`): Of a hub dataset: its configuration, and a branch, tag or commit.
 
     Returns:
@@ -223,4 +228,4 @@ def load_triplets(
         training; the message says why each record left.
     """
     records = load_records(source, split, config=config, revision=revision)
-    return build_dataset(records, template, conversational, counterfactuals, paraphrases, prompts_alone)
+    return build_dataset(records, template, conversational, counterfactuals, paraphrases)

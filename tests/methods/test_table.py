@@ -270,6 +270,7 @@ def test_default_settings():
         "seed": 42,
         "iw_max_weight": 1.5,
         "credit_lambda": None,
+        "method_settings": {},
     }
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crop_trl.files import FileFormatError, read_jsonl
-from crop_trl.prompts import DEFAULT_PROMPT_TEMPLATE, PROMPT_COLUMNS, check_template, unwrap_problem, wrap_problem
+from crop_trl.prompts import DEFAULT_PROMPT_TEMPLATE, check_template, unwrap_problem, wrap_problem
 from crop_trl.runs import ScriptArguments, TrainConfig
 from crop_trl.triplets.domain import load_domain
 from crop_trl.triplets.record import (
@@ -27,6 +27,8 @@ from crop_trl.triplets.record import (
 )
 from crop_trl.triplets.settings import TripletSettings
 from crop_trl.triplets.source import DAPO_TEMPLATE, read_problems
+
+COLUMNS = ("prompt", "paraphrase_prompt", "counterfactual_prompt")
 
 
 def record(**changes) -> dict:
@@ -138,7 +140,7 @@ def test_problems_must_be_text(name, value):
 def test_conversational_rows():
     dataset, report = build_dataset([record()], "Solve: {problem}!")
     row = dataset[0]
-    for column, name in zip(PROMPT_COLUMNS.values(), PROBLEM_FIELDS):
+    for column, name in zip(COLUMNS, PROBLEM_FIELDS):
         assert row[column] == [{"role": "user", "content": f"Solve: {record()[name]}!"}]
     assert (row["answer"], row["id"]) == ("6", "p1")
     assert str(report) == "1 of 1 records kept"
@@ -146,12 +148,12 @@ def test_conversational_rows():
 
 def test_plain_rows():
     dataset, _ = build_dataset([record()], "{problem}", conversational=False)
-    assert [dataset[0][column] for column in PROMPT_COLUMNS.values()] == [record()[name] for name in PROBLEM_FIELDS]
+    assert [dataset[0][column] for column in COLUMNS] == [record()[name] for name in PROBLEM_FIELDS]
 
 
 def test_default_wrapper_goes_round_all_three():
     dataset, _ = build_dataset([record()], conversational=False)
-    for column, name in zip(PROMPT_COLUMNS.values(), PROBLEM_FIELDS):
+    for column, name in zip(COLUMNS, PROBLEM_FIELDS):
         assert dataset[0][column] == wrap_problem(record()[name])
 
 
@@ -192,7 +194,7 @@ def test_a_triplet_of_one_text_is_warned_of():
 
 
 def test_nothing_left_says_why():
-    with pytest.raises(ValueError, match=r"No triplet is fit.*0 of 2.*2 without usable_for_training"):
+    with pytest.raises(ValueError, match=r"No record is fit.*0 of 2.*2 without usable_for_training"):
         build_dataset([record(usable_for_training=False)] * 2)
     with pytest.raises(ValueError, match="0 of 0"):
         build_dataset([])

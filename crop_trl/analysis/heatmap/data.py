@@ -56,6 +56,7 @@ class ResponseHeatmap:
     title: str = DEFAULT_TITLE
     note: str = ""
     scorer: str = "teacher"
+    others: dict[str, str] = field(default_factory=dict)  # prompts of any other kind
     styles: dict[str, RowStyle] = field(default_factory=dict)
 
     def __post_init__(self):
@@ -130,6 +131,7 @@ class ResponseHeatmap:
             # A paraphrase moves numbers about; marked, they would look as if they were new.
             ("Paraphrase: same problem, other words", original, self.paraphrase, True),
             ("Counterfactual: one condition changed", original, changed, False),
+            *((f"{kind.capitalize()} prompt", original, text, False) for kind, text in self.others.items()),
         )
         return [
             (heading, word_changes(text if against is None else against, text, ignore_moves))
