@@ -244,7 +244,9 @@ def is_chat(prompt, column: str) -> bool:
     if isinstance(prompt, str):
         return False
     well_formed = isinstance(prompt, list) and all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) and (m.get("content") or m.get("tool_calls")) is not None
+        isinstance(m, dict)
+        and isinstance(m.get("role"), str)
+        and any(m.get(part) is not None for part in ("content", "tool_calls"))
         for m in prompt
     )
     parts = [m["content"] for m in prompt if isinstance(m.get("content"), list)] if well_formed else []

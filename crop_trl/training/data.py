@@ -18,6 +18,7 @@ from ..prompts import (
     is_chat,
     prompt_column,
     prompt_kinds,
+    prompt_text,
     prompt_variants,
     render_prompts,
     row_kinds,
@@ -107,7 +108,7 @@ class RowCheck:
                 return f"without {column}"
             for prompt in variants:
                 chat = is_chat(prompt, column)
-                if kind != EMPTY and (not prompt or (not chat and not prompt.strip())):
+                if kind != EMPTY and not prompt_text(prompt).strip():
                     return f"with an empty {column}"
                 if self._is_chat is None:
                     self._is_chat = chat

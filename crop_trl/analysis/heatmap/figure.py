@@ -20,7 +20,7 @@ FRAME, MISSING = "#000000", "#d9d9d9"
 # Blue and orange keep apart for every common kind of colour blindness, and both darken in a grey print.
 BLUE = ("#ffffff", "#c6dbef", "#6baed6", "#2171b5", "#08306b")
 ORANGE = ("#ffffff", "#fdd9b5", "#fdae6b", "#d9600a", "#7f2704")
-CHANGED = {"Paraphrase": "#fdd9b5", "Counterfactual": "#b9d5ee", "Original": "#b9d5ee"}
+REWORDED, CHANGED = "#fdd9b5", "#b9d5ee"
 
 
 def save_png(heatmap: ResponseHeatmap, path) -> None:
@@ -84,7 +84,7 @@ def _draw_prompts(page: Page, heatmap: ResponseHeatmap) -> None:
     indent = EDGE + 0.15
     for heading, pieces in heatmap.prompts():
         page.paragraph(heading, 9.5, bold=True)
-        tint = CHANGED[heading.split()[0].rstrip(":")]
+        tint = REWORDED if heading.startswith("Paraphrase") else CHANGED
         lines = _wrap_pieces(page, shorten(pieces), WIDTH - EDGE - indent)
         if len(lines) > PROMPT_MAX_LINES:
             lines = [*lines[: PROMPT_MAX_LINES - 1], [("[…]", False)]]
