@@ -49,11 +49,12 @@ def check_columns(dataset, kinds: Sequence[str], method: str) -> None:
     columns = [prompt_column(kind) for kind in kinds if kind != EMPTY]
     missing = [c for c in columns if c not in first and (c == "prompt" or c + "s" not in first)]
     if missing:
+        problems = ", ".join(f"{column.removesuffix('prompt')}problem" for column in missing)
         raise ValueError(
             f"Method {method!r} needs the dataset columns {', '.join(columns)}, but {', '.join(missing)} "
-            f"{'is' if len(missing) == 1 else 'are'} missing (there are: {', '.join(first)}); give each row "
-            f"`{missing[0]}`, or each record `{missing[0].removesuffix('prompt')}problem`, or choose a method that "
-            "works on prompts alone, such as 'opd'."
+            f"{'is' if len(missing) == 1 else 'are'} missing (there are: {', '.join(first)}); add "
+            f"{'it' if len(missing) == 1 else 'them'} (to a record: {problems}), or choose a method that works on "
+            "prompts alone, such as 'opd'."
         )
     reserved = prompt_column(NEGATIVE)
     if reserved in first or reserved + "s" in first:
