@@ -51,7 +51,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv[:end])
     args.evaluate_options = argv[end + 1 :]
     args.gpus = [name.strip() for name in args.gpus.split(",")] if args.gpus else []
-    args.jobs = args.jobs or max(1, len(args.gpus))
+    args.jobs = max(1, len(args.gpus)) if args.jobs is None else args.jobs
+    if args.jobs < 1:
+        raise ValueError(f"`--jobs` is {args.jobs}; give at least 1.")
     if not args.grid and not args.table:
         raise ValueError("No GRID.yaml is given; name one, or say `--table` for the tables of what is there.")
     return args
@@ -72,9 +74,9 @@ def train(study: Study, args: argparse.Namespace) -> None:
     first = True
     with tqdm(total=len(study.runs), initial=len(study.runs) - len(study.left), unit="run", smoothing=0) as bar:
 
-        def ended(end):
+        def ended(task, status):
             nonlocal first
-            study.ended(end)
+            study.ended(task, status)
             bar.update()
             if first and not study.failed:
                 first = False
@@ -88,7 +90,7 @@ def tabulate(study: Study, args: argparse.Namespace) -> None:
     if args.benchmarks:
         tasks = study.evaluations(args.benchmarks, args.evaluate_options)
         with tqdm(total=len(tasks), unit="model", smoothing=0) as bar:
-            run_tasks(tasks, args.jobs, args.gpus, lambda end: (study.evaluated(end), bar.update()))
+            run_tasks(tasks, args.jobs, args.gpus, lambda *end: (study.ended(*end), bar.update()))
     if not study.asked:
         raise ValueError(f"`output` {str(args.output)!r} holds no finished run; leave out `--table` to run them first.")
     text = study_markdown(study.asked.values(), study.defaults, args.against, args.average)

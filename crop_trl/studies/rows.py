@@ -43,6 +43,8 @@ def stored_rows(files: Iterable[str | Path]) -> dict[str, Row]:
     """Rows of Parquet files by run, those of later files in place of earlier ones. Raises `ValueError`."""
     found = {}
     for file in files:
+        if not Path(file).is_file():
+            raise ValueError(f"{str(file)!r} is no file; give the {TABLE} of a study.")
         for row in read_rows(file):
             if not {"run", "settings"} <= set(row):
                 raise ValueError(f"{str(file)!r} is no table of a study: it lacks the columns `run` and `settings`.")

@@ -1,6 +1,7 @@
 """Processes side by side, as many as there are places; whatever ends this program ends them too."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,7 +14,10 @@ from pathlib import Path
 
 import psutil
 
+from ..text import masked_arguments
+
 _LOOK = 0.2
+_BEGIN = "== started: "
 # Seconds that a process has to end by itself.
 _GRACE = 5
 
@@ -27,16 +31,8 @@ class Task:
     log: Path
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How one came out."""
-
-    task: Task
-    status: int
-
-
-def run_tasks(tasks: Iterable[Task], jobs: int, gpus: Sequence[str], ended: Callable[[Ended], None]) -> None:
-    """Run commands, `jobs` at a time, dealt over `gpus` if there are any; `ended` is told of each."""
+def run_tasks(tasks: Iterable[Task], jobs: int, gpus: Sequence[str], ended: Callable[[Task, int], None]) -> None:
+    """Run commands, `jobs` at a time, dealt over `gpus` if there are any; `ended` is told of each and its status."""
     waiting, free, running = deque(tasks), deque(range(jobs)), {}
     environment = dict(os.environ)
     if jobs > 1:
@@ -53,12 +49,15 @@ def run_tasks(tasks: Iterable[Task], jobs: int, gpus: Sequence[str], ended: Call
                 if process.poll() is not None:
                     del running[place]
                     free.append(place)
-                    ended(Ended(task, process.returncode))
+                    ended(task, process.returncode)
 
 
 def _start(task: Task, environment: dict[str, str]) -> tuple[Task, subprocess.Popen]:
     task.log.parent.mkdir(parents=True, exist_ok=True)
-    with open(task.log, "ab") as log:
+    with open(task.log, "a", encoding="utf-8") as log:
+        command = shlex.join(masked_arguments(task.command)).replace("\n", "\\n")
+        log.write(f"{_BEGIN}{command}\n")
+        log.flush()
         # In the process group of this program: what kills the group kills them.
         streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
         return task, subprocess.Popen(task.command, env=environment, **streams)
@@ -86,6 +85,7 @@ def _ending_with(running: dict):
 
 
 def last_lines(log: Path, count: int = 12) -> list[str]:
-    """The end of a log, without the states of a progress bar."""
-    lines = [line.rpartition("\r")[2] for line in log.read_text(errors="replace").splitlines()]
+    """The end of what a task's last start said, without the states of a progress bar."""
+    text = log.read_bytes().decode("utf-8", "replace").rpartition(_BEGIN)[2].partition("\n")[2]
+    lines = [line.rpartition("\r")[2] for line in text.split("\n")]
     return [line for line in lines if line.strip()][-count:]

@@ -17,11 +17,11 @@ from ..training.results import RunResult
 from . import rows
 from .grid import read_grid, train_arguments
 from .naming import NamedRun, is_finished
-from .running import Ended, Task, last_lines
+from .running import Task, last_lines
 
 LOG = "log.txt"
 CROP_TRL = (sys.executable, "-m", "crop_trl.commands")
-_WEIGHTS = ("*.safetensors", "*.bin")
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Study:
             done = {name.casefold() for name in json.loads(row.get("evaluation") or "{}")}
             if {Path(spec.partition("=")[0]).name.removesuffix(".jsonl").casefold() for spec in benchmarks} <= done:
                 continue
-            if trained and not any(True for pattern in _WEIGHTS for _ in folder.glob(pattern)):
+            if trained and not _weights_in(folder):
                 gone += 1
                 continue
             folder.mkdir(parents=True, exist_ok=True)
@@ -121,11 +121,15 @@ class Study:
             print(f"{gone} finished runs have no weights here and are not measured.")
         return found
 
-    def evaluated(self, end: Ended) -> None:
-        """Put what a model came to on benchmarks into its row."""
-        if self._went_well(end, end.status == 0):
-            self._collect(end.task.name)
+    def ended(self, task: Task, status: int) -> None:
+        """Save the row of a run that finished or was evaluated, show why another was not."""
+        if status == 0 and is_finished(self.output / task.name):
+            self._collect(task.name)
             self.save()
+        else:
+            self.failed.append(task.name)
+            said = f"{task.name} failed with status {status}. The end of {task.log}:"
+            tqdm.write("\n".join([said, *(f"    {line}" for line in last_lines(task.log))]))
 
     def _collect(self, key: str) -> None:
         self.rows[key] = rows.row_of(self.output / key, key, self.defaults)
@@ -135,22 +139,8 @@ class Study:
         rows.write_rows(self.table, self.rows)
         for key in self.rows if self.discard_models else ():
             folder = self.output / key
-            for path in [path for pattern in ("checkpoint-*", *_WEIGHTS) for path in folder.glob(pattern)]:
+            for path in [*folder.glob("checkpoint-*"), *_weights_in(folder)]:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-    def ended(self, end: Ended) -> None:
-        """Save the row of a run that finished, show why another did not."""
-        key = end.task.name
-        if self._went_well(end, end.status == 0 and is_finished(self.output / key)):
-            self._collect(key)
-            self.save()
-
-    def _went_well(self, end: Ended, well: bool) -> bool:
-        if not well:
-            self.failed.append(end.task.name)
-            said = f"{end.task.name} failed with status {end.status}. The end of {end.task.log}:"
-            tqdm.write("\n".join([said, *(f"    {line}" for line in last_lines(end.task.log))]))
-        return well
 
     def outlook(self, jobs: int) -> str:
         """How much there is to do, and what it takes by the runs that are finished."""
@@ -174,14 +164,18 @@ class Study:
         for key in self.left:
             settings = {**self.defaults, **self.runs[key].run.settings}
             saved = settings["max_steps"] // settings["save_steps"] if settings["save_strategy"] == "steps" else 0
-            saved = min(saved, settings["save_total_limit"] or saved)
+            saved = max(0, min(saved, settings["save_total_limit"] or saved))
             # Weights in float32, in a checkpoint with both moments of AdamW.
-            sizes.append(_weights(settings["model_name_or_path"]) * (4 + 12 * saved) * (not settings["use_peft"]))
+            sizes.append(_parameters(settings["model_name_or_path"]) * (4 + 12 * saved) * (not settings["use_peft"]))
         return sum(sorted(sizes)[-jobs:] if self.discard_models else sizes)
 
 
+def _weights_in(folder: Path) -> list[Path]:
+    return [path for pattern in _WEIGHTS for path in folder.glob(pattern)]
+
+
 @cache
-def _weights(model: str) -> int:
+def _parameters(model: str) -> int:
     try:
         return shape_of(model, offline=True).parameters
     except ValueError:

@@ -15,7 +15,7 @@ import yaml
 
 from crop_trl.commands import study
 from crop_trl.files import read_rows
-from crop_trl.studies.running import Task, run_tasks
+from crop_trl.studies.running import Task, last_lines, run_tasks
 from crop_trl.training.checkpoints import last_with_steps_left
 
 ROOT = Path(__file__).parents[2]
@@ -128,6 +128,24 @@ def test_a_study_that_is_killed_twice_ends_with_a_row_for_each_run(tmp_path, cap
             study.main([str(grid), "--output", str(tmp_path / folder), "--dry_run"])
 
 
+def test_a_mistake_gets_one_sentence(tmp_path):
+    grid = str(make_grid(tmp_path, seed=[0]))
+    for words, sentence in (
+        ([grid, "--jobs", "0"], "error: `--jobs` is 0; give at least 1."),
+        ([], "error: No GRID.yaml is given; name one, or say `--table` for the tables of what is there."),
+        (["--table"], "holds no finished run; leave out `--table` to run them first."),
+        (
+            [grid, "--rows", str(tmp_path / "none.parquet")],
+            "none.parquet' is no file; give the runs.parquet of a study.",
+        ),
+        ([str(tmp_path / "none.yaml")], "none.yaml' cannot be read"),
+        ([grid, "--gpu", "0", "--tabel"], "error: `--tabel` is no option of `crop-trl study`; did you mean `--table`?"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            study.main([*words, "--output", str(tmp_path / "out")])
+        assert sentence in str(stopped.value) and len(str(stopped.value).splitlines()) == 1, stopped.value
+
+
 def test_the_checkpoint_that_a_run_goes_on_from_leaves_a_step(tmp_path):
     """Killed after the last step, before its result."""
     for name, text in (("9", '{"global_step": 9}'), ("10", '{"global_step": 10}'), ("11", "{")):
@@ -143,11 +161,20 @@ def test_commands_are_dealt_over_cards_and_cores(tmp_path, monkeypatch):
     words = ["sh", "-c", f"sleep 0.2; echo $CUDA_VISIBLE_DEVICES,$OMP_NUM_THREADS >> {tmp_path}/said; exit $0"]
     tasks = [Task(str(i), [*words, str(i % 2)], tmp_path / f"{i}.txt") for i in range(8)]
     found = []
-    run_tasks(tasks, 4, ["2", "5"], found.append)
+    run_tasks(tasks, 4, ["2", "5"], lambda *end: found.append(end))
     said = [line.split(",") for line in (tmp_path / "said").read_text().split()]
     assert sorted(card for card, _ in said) == ["2"] * 4 + ["5"] * 4
     assert {threads for _, threads in said} == {str(max(1, len(os.sched_getaffinity(0)) // 4))}
-    assert {end.task.name: end.status for end in found} == {str(i): i % 2 for i in range(8)}
+    assert {task.name: status for task, status in found} == {str(i): i % 2 for i in range(8)}
+    for text in ("first", r"10\r20\rsecond\n\nthird"):
+        run_tasks(
+            [Task("a", ["sh", "-c", f"printf '{text}'", "two\nlines", "--hub_token", "hf_1"], tmp_path / "a.txt")],
+            1,
+            [],
+            print,
+        )
+    assert last_lines(tmp_path / "a.txt") == ["second", "third"]
+    assert "hf_1" not in (tmp_path / "a.txt").read_text()
 
 
 @pytest.mark.multiprocess
