@@ -36,7 +36,8 @@ ONE_GPU = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1" and torch.cuda.is_
 GPUS = 8 if ONE_GPU else torch.cuda.device_count()
 # Which kernel of a GPU runs, and so how it rounds, depends on the shape of a batch.
 TOLERANCE = 1e-4 if GPUS > 1 else 1e-5
-EVERY_METHOD = [f"{method}/resident/tied" for method in sorted(METHODS)]
+# One that reads rewards, and prompts that the row does not hold, is registered by the script.
+EVERY_METHOD = [f"{method}/resident/tied" for method in [*sorted(METHODS), "by-reward"]]
 RESIDENT = ["crop/resident/tied", "tip/resident/untied", "crop-student/resident/tied", "crop/resident/adapter"]
 RESIDENT += ["crop/resident/own", "opd/resident/ends"]
 SHARDED = ["crop/sharded/tied", "tip/sharded/untied", "crop/sharded/own", "opd/sharded/ends"]

@@ -36,8 +36,8 @@ def check_eval_dataset(dataset) -> None:
             raise ValueError(f"{which} {found}; give it rows with `prompt`.")
 
 
-def check_columns(dataset, kinds: Sequence[str], method: str) -> None:
-    """Raise `ValueError` unless `dataset` has a column for every kind of prompt that a method reads."""
+def check_columns(dataset, kinds: Sequence[str], method: str, limited: Sequence[str] | None = None) -> None:
+    """Raise `ValueError` unless `dataset` has a column for every kind of prompt that a method reads or is `limited`."""
     if not isinstance(dataset, (datasets.Dataset, datasets.IterableDataset)):
         raise ValueError(
             f"`train_dataset` must be a datasets.Dataset or IterableDataset, got {type(dataset).__name__}; choose one "
@@ -55,6 +55,12 @@ def check_columns(dataset, kinds: Sequence[str], method: str) -> None:
             f"{'is' if len(missing) == 1 else 'are'} missing (there are: {', '.join(first)}); add "
             f"{'it' if len(missing) == 1 else 'them'} (to a record: {problems}), or choose a method that works on "
             "prompts alone, such as 'opd'."
+        )
+    nowhere = [kind for kind in limited or () if not {prompt_column(kind), prompt_column(kind) + "s"} & set(first)]
+    if nowhere:
+        raise ValueError(
+            f"`max_prompt_length_kinds` names {nowhere[0]!r}, but the dataset has no column "
+            f"`{prompt_column(nowhere[0])}`; take it out."
         )
     reserved = prompt_column(NEGATIVE)
     if reserved in first or reserved + "s" in first:
@@ -164,7 +170,7 @@ def prepare_prompts(dataset, tokenizer: PreTrainedTokenizerBase | None, args, to
     trained on.
     """
     kinds = prompt_kinds(get_method(args.method).needs)
-    check_columns(dataset, kinds, args.method)
+    check_columns(dataset, kinds, args.method, args.max_prompt_length_kinds)
     dataset = _without_images(dataset)
     if tokenizer is not None:
         chat = {**(args.chat_template_kwargs or {}), **({"tools": tools} if tools else {})}

@@ -70,10 +70,11 @@ def _prompts(record: Mapping[str, Any], what: str, made: Callable[[Any], Any]) -
     found, forms = {}, str if what == "problem" else (str, list)
     for name, value in record.items():
         match = re.fullmatch(rf"(\w+)_{what}(s?)", name)
-        several = value if match and match[2] else [value]
-        if match and match[1] != ORIGINAL and isinstance(several, list) and all(isinstance(v, forms) for v in several):
-            column = prompt_column(match[1]) + match[2]
-            found[column] = [made(one) for one in several] if match[2] else made(value)
+        if match and match[1] != ORIGINAL:
+            several = [value] if not match[2] else value if isinstance(value, list) else []
+            prompts = [made(one) for one in several if isinstance(one, forms) and one and str(one).strip()]
+            if prompts:
+                found[prompt_column(match[1]) + match[2]] = prompts if match[2] else prompts[0]
     return found
 
 

@@ -21,7 +21,7 @@ from launching import EverythingSplit, accelerator_settings, local_share, whole_
 from tiny import make_model, make_rows, make_trainer, metric
 from trl.distributed import DistributedBackend
 
-from crop_trl import CROPTrainer
+from crop_trl import CROPTrainer, Method, register_method
 
 MAX_LENGTH = 12
 
@@ -51,6 +51,14 @@ class FixedRollouts(CROPTrainer):
         padded[:, : mask.size(1)] = mask
         self.masks = self.accelerator.gather(padded)
         return output
+
+
+def by_reward(signals, ctx):
+    """The end of a response with an odd reward, the beginning of one with an even."""
+    return (2 * (ctx.rewards["response_lengths"] % 2) - 1)[:, None] * ctx.positions
+
+
+register_method("by-reward", Method(needs=("teacher/empty",), score=by_reward, needs_rewards=True))
 
 
 def response_lengths(completion_ids, **kwargs) -> list[float]:
