@@ -43,10 +43,10 @@ def test_two_steps_end_with_numbers_and_a_picture(tmp_path, capsys):
     card = (tmp_path / "out" / "README.md").read_text()
     for told in ("Dataset name | examples/tiny_math/data/train.jsonl", "Eval dataset name | heldout.jsonl"):
         assert told in card
-    assert "Prompt template | {problem} Give" in card and "Num counterfactuals | 1" in card
+    assert "Prompt template | {problem} Give" in card and "Num counterfactuals | 4" in card
     printed = capsys.readouterr().out
     assert "Accuracy on 8 held-out problems, 4 sampled answers each" in printed
-    assert "1024 of 1024 records kept" in printed
+    assert "640 of 640 records kept" in printed
 
 
 def test_base_evaluates_and_trains_nothing_and_is_called_so_in_every_log(tmp_path):
@@ -135,10 +135,10 @@ MISTAKES = {
         "and tokenizer, the name of one on a hub that can be reached, or the tokenizer to `CROPTrainer` as "
         "`teacher_processing_class` (",
     ),
-    "short prompts": (["--max_prompt_length", "5"], "No row is left of 1024: 1024 with a prompt longer than"),
+    "short prompts": (["--max_prompt_length", "5"], "No row is left of 640: 640 with a prompt longer than"),
     "more prompts than there are": (
         ["--prompts_per_step", "2048"],
-        "1024 prompts are fewer than one step takes (2048)",
+        "640 prompts are fewer than one step takes (2048)",
     ),
     "negative weight": (["--iw_max_weight", "-3"], "`iw_max_weight` must be a number of at least 1, got -3.0"),
     "teacher settings": (["--teacher_init_kwargs", "[1]"], "`teacher_init_kwargs` must be a JSON object"),

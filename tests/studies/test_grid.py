@@ -154,7 +154,7 @@ def test_the_studies_of_the_examples_can_be_read(monkeypatch, path):
     # Whoever reads the file is told how to run it, there or in the file that it is a part of.
     named = [Path(name) for name in re.findall(r"examples/studies/[\w*]+\.yaml", path.read_text())]
     assert any(Path(os.path.relpath(path, ROOT)).match(str(name)) for name in named) or path.stem.startswith(
-        "gsm_rates_"
+        ("gsm_rates_", "premises_")
     )
 
 
