@@ -3,8 +3,8 @@
     crop-trl train --config examples/configs/tiny_math.yaml --use_cpu true --max_steps 10 \
         --selector examples/custom_selector.py:surprise
 
-The file may lie anywhere. `crop-trl replay` and `crop-trl analyze` take `--selector` too. A method that needs more than
-the teacher after the original prompt is a `Method` with `needs`, see docs/extending.md.
+The file may lie anywhere. `crop-trl replay`, `analyze` and `selectors` take `--selector` too. A method that needs more
+than the teacher after the original prompt is a `Method` with `needs`, see docs/extending.md.
 """
 
 

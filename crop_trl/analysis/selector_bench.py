@@ -131,7 +131,8 @@ def _sums(scores: torch.Tensor | None, labelled: LabelledResponses, settings, bu
         masks, scores = [has_label] * len(budgets), torch.zeros(has_label.shape)
     else:
         masks = [select_top_b(scores, has_label, budget, settings.min_tokens) for budget in budgets]
-    finite = torch.where(torch.isfinite(scores), scores, scores[torch.isfinite(scores)].min() - 1).double().numpy()
+    # What is not finite is never kept, and so comes last.
+    finite = torch.where(torch.isfinite(scores), scores, torch.finfo(scores.dtype).min).double().numpy()
     average = [
         average_precision(finite[row, here], truth[here]) if truth.any() else 0.0
         for row, (here, truth) in enumerate(zip(has_label.numpy(), positive.numpy()))

@@ -108,7 +108,8 @@ def main(argv: list[str] | None = None) -> None:
         for budget in budgets:
             response_budget(1, budget)
         records = load_records(script.dataset_name, script.dataset_split)
-        Reference.of(records[0])
+        for record in records[:1]:
+            Reference.of(record)  # before a model is loaded
         folder = Path(options.bench_dir)
         folder.mkdir(parents=True, exist_ok=True)
         script.num_counterfactuals = max(options.counterfactuals)

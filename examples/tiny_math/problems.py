@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from hashlib import blake2b
 from itertools import count
+from pathlib import Path
 from random import Random
 
 from schemas import BOXES, DISTRACTORS, ITEMS, ROLES, SCHEMAS, Number, Schema, Step
@@ -263,6 +264,7 @@ def main() -> None:
     parser.add_argument("--output", required=True)
     args = parser.parse_args()
     records = generate(args.split, args.seed, args.alternates, args.changes)
+    Path(args.output).parent.mkdir(parents=True, exist_ok=True)
     with open(args.output, "w", encoding="utf-8", newline="\n") as file:
         for _ in range(args.n):
             file.write(json.dumps(next(records)) + "\n")
