@@ -21,6 +21,7 @@ _UNIT = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?|[^\W\d]+|[^\w\s]")
 # "Step 3:" or "3." at the start of a line counts lines and says nothing of the problem.
 _COUNTER = re.compile(r"(?:\bstep\s+|^\s*)(\d+)(?=[:.)])", re.IGNORECASE | re.MULTILINE)
 _SIGNS = {sign: sign for sign in "+-*/"} | {"x": "*", "×": "*", "·": "*", "÷": "/", "−": "-", "–": "-"}
+_FEW = 3
 _STEP_END = re.compile(r"[.!?]\s|\n")
 
 
@@ -83,13 +84,21 @@ def _pairs(one: Units, two: Units) -> list[tuple[int, int]]:
     return found[::-1]
 
 
-def differing(text: Units, other: Units) -> np.ndarray:
-    """Which units of a text read otherwise in the other one; of a passage that is not there, numbers and signs."""
-    marks = np.zeros(len(text.values), dtype=bool)
-    for _, here, there in text.aligned(other):
-        for n, m in zip(here, there if len(here) == len(there) else [None] * len(here)):
-            marks[n] = text.numbers[n] or text.signs[n] if m is None else text.values[n] != other.values[m]
-    return marks
+def differing(text: Units, others: Sequence[Units]) -> list[set[str | None]]:
+    """
+    For each unit of a text, what stands in its place in other texts that differ there: a few words or numbers in place
+    of as many, or `None` for a number or a sign of a passage that is not there.
+    """
+    found = [set() for _ in text.values]
+    for other in others:
+        for _, here, there in text.aligned(other):
+            if len(here) == len(there) <= _FEW:
+                for n, m in zip(here, there):
+                    found[n] |= {other.values[m]} - {text.values[n]}
+            else:
+                for n in here:
+                    found[n] |= {None} if text.numbers[n] or text.signs[n] else set()
+    return found
 
 
 @dataclass
@@ -97,7 +106,7 @@ class Reference:
     """The worked solution of a problem, and which of its units depend on a condition."""
 
     solution: Units
-    depends: np.ndarray
+    others: list[set[str | None]]  # of each unit, what it may be when a condition changes; empty: it depends on none
     changing: set[str]  # values that depend on a condition somewhere in problem or solution
     constant: set[str]  # values that somewhere do not
 
@@ -114,17 +123,18 @@ class Reference:
         found, changing, constant = [], set(), set()
         for name, text in (("problem", record["original_problem"]), ("solution", record["solution"])):
             units = Units(text)
-            depends = np.any([differing(units, Units(change[name])) for change in changes], axis=0)
-            changing |= {value for value, mark in zip(units.values, depends) if mark}
-            constant |= {value for value, mark in zip(units.values, depends) if not mark}
-            found.append((units, depends))
+            others = differing(units, [Units(change[name]) for change in changes])
+            changing |= {value for value, other in zip(units.values, others) if other}
+            constant |= {value for value, other in zip(units.values, others) if not other}
+            found.append((units, others))
         return cls(*found[-1], changing, constant)
 
     def _by_value(self, units: Units, n: int) -> int | None:
         """The label of a unit that has no counterpart in the solution; `None` for a number that occurs nowhere."""
         value = units.values[n]
         if value in self.changing:
-            return UNALIGNED if value in self.constant else POSITIVE
+            # A word may say something else here, as does "more" in "once more".
+            return POSITIVE if units.numbers[n] and value not in self.constant else UNALIGNED
         return None if units.numbers[n] and value not in self.constant else NEGATIVE
 
     def label_units(self, units: Units) -> tuple[list[int], int | None]:
@@ -132,18 +142,21 @@ class Reference:
         labels = [NEGATIVE] * len(units.values)
         doubtful = None  # the first value of this step that the solution does not have there
         for alike, theirs, here in self.solution.aligned(units):
+            instead = set().union(*(self.others[t] for t in theirs))
             for n in here:
                 if doubtful is not None and units.steps[doubtful] != units.steps[n]:
                     doubtful = None
                 if alike:
                     right = units.values[n] == self.solution.values[theirs[0]]
-                    label = int(self.depends[theirs[0]]) if right else None
+                    label = (POSITIVE if instead else NEGATIVE) if right else None
                 elif units.numbers[n] and any(self.solution.numbers[t] for t in theirs):
                     label = None
                 elif units.signs[n] and any(self.solution.signs[t] for t in theirs):
                     label = None
+                elif units.values[n] in instead:
+                    label = None  # the word for another condition
                 else:
-                    label = UNALIGNED if any(self.depends[t] for t in theirs) else self._by_value(units, n)
+                    label = UNALIGNED if instead else self._by_value(units, n)
                     if label and doubtful is None:
                         # Perhaps said in other words, perhaps where the error begins: what follows will tell.
                         doubtful = n

@@ -74,9 +74,9 @@ class Problem:
             parts.insert(0 if first else 1, DISTRACTORS[sentence].format(d=number))
         return " ".join(parts)
 
-    def solution(self, rng: Random) -> str:
+    def solution(self, rng: Random, fillers: int = Style.fillers) -> str:
         """A worked answer, in the teacher's style."""
-        return "".join(solve(self.schema, self.nouns | self.values, rng, Style())[0])
+        return "".join(solve(self.schema, self.nouns | self.values, rng, Style(fillers))[0])
 
     @property
     def held_out(self) -> bool:
@@ -180,11 +180,11 @@ def edit_fields(problem: Problem, paraphrase: Problem, slot: str, edited: Proble
     }
 
 
-def changes(problem: Problem, wording: tuple) -> list[dict]:
-    """The problem with one slot changed, up to three times for each slot, and the answers in the same words.
+def comparable(problem: Problem) -> dict:
+    """The answer, and the problem with one slot changed with its answer in the same words, three times for each slot.
 
-    `wording` is the state of the draws that words come from. Where no other value of a slot is valid, the numbers are
-    out of range, which labels do not mind.
+    They have no sentences of filler, which would stand elsewhere where there is another number of steps. Where no other
+    value of a slot is valid, the numbers are out of range, which labels do not mind.
     """
     found, rng = [], Random(problem.text)
     for slot in (*problem.schema.numbers, *problem.schema.switches):
@@ -192,11 +192,9 @@ def changes(problem: Problem, wording: tuple) -> list[dict]:
         others = [replace(problem, values={**problem.values, slot: value}) for value in rng.sample(values, len(values))]
         sound = [other for other in others if valid(other.steps)]
         for other in (sound or others)[:3]:
-            draws = Random()
-            draws.setstate(wording)
-            told = other.solution(draws)
+            told = other.solution(Random(problem.text), fillers=0)
             found.append({"condition": slot, "problem": other.text, "solution": told, "answer": str(other.answer)})
-    return found
+    return {"solution": problem.solution(Random(problem.text), fillers=0), "changes": found}
 
 
 def make_record(
@@ -204,10 +202,9 @@ def make_record(
 ) -> dict | None:
     """The triplet record of a problem, with more counterfactuals on other slots; None if it has not even one.
 
-    `with_changes` adds `changes`: every slot changed, with the worked solutions, for `crop-trl selectors`.
+    `with_changes` adds `changes`: every slot changed, with the worked answers, for `crop-trl selectors`.
     """
     paraphrase = problem.paraphrase(rng)
-    wording = rng.getstate()
     solution = problem.solution(rng)
     slots = [*problem.schema.numbers, *problem.schema.switches]
     edits = []
@@ -235,7 +232,7 @@ def make_record(
         "usable_for_training": True,
         "validation_passed": True,
         "alternates": [{k: v for k, v in edit.items() if k not in shared} for edit in edits[1:]],
-        **({"changes": changes(problem, wording)} if with_changes else {}),
+        **(comparable(problem) if with_changes else {}),
     }
 
 

@@ -76,7 +76,7 @@ CASES = {
     ),
     "a sentence that the solution does not have": (
         OWN["solution"].replace("We look", "She sells 7. We look"),
-        "She [sells] [7]. We look at it.\nStep 1: [3] boxes of [20] eggs are [3] x [20] = [60] eggs.\n"
+        "She ????? [7]. We look at it.\nStep 1: [3] boxes of [20] eggs are [3] x [20] = [60] eggs.\n"
         "Step 2: [minus] [7] eggs is [60] [-] [7] = [53] eggs, and a dozen is 12.\nSo \\boxed{[53]}.",
     ),
     "a number from nowhere": (OWN["solution"].replace("We look", "There are 99. We look"), "There are |"),
