@@ -27,12 +27,13 @@ import torch
 import torch.nn.functional as F
 import transformers
 from templates import equations
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
 from wording import generic_share
 from world import training_example, write_records
 
 from crop_trl.files import read_jsonl
 from crop_trl.models.compilation import compile_layers
+from crop_trl.models.graph_sampling import GraphSampler
 from crop_trl.triplets import load_records, wrap_problem
 
 MAX_NEW_TOKENS = 224
@@ -171,22 +172,22 @@ def train(model, rows: list[tuple[list[int], int]], recipe: Recipe, pad: int, se
     return torch.stack(last).mean().item()
 
 
-@torch.no_grad()
-def respond(model, tokenizer, problems: list[str], temperature: float, seed: int = 0, batch: int = 1024) -> list[str]:
+def respond(model, tokenizer, problems: list[str], temperature: float, seed: int = 0, batch: int = 512) -> list[str]:
     """One response to each problem; temperature 0 is greedy."""
-    sampling = {"do_sample": False}
-    if temperature:
-        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
     torch.manual_seed(seed)
-    responses = []
+    sampler, responses = GraphSampler(model, model.dtype, autocast=False), []
+    settings = GenerationConfig(
+        max_new_tokens=MAX_NEW_TOKENS,
+        temperature=temperature or 1e-6,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
     for start in range(0, len(problems), batch):
         prompts = [as_prompt(problem, tokenizer) for problem in problems[start : start + batch]]
         inputs = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False)
-        inputs = {name: inputs[name].to(model.device) for name in ("input_ids", "attention_mask")}
-        output = model.generate(
-            **inputs, **sampling, max_new_tokens=MAX_NEW_TOKENS, pad_token_id=tokenizer.pad_token_id
-        )
-        responses += tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        ids, mask = (inputs[name].to(model.device) for name in ("input_ids", "attention_mask"))
+        output = sampler.generate(ids, mask, settings)
+        responses += tokenizer.batch_decode(output[:, ids.shape[1] :], skip_special_tokens=True)
     return responses
 
 
@@ -283,6 +284,8 @@ def make_model(name: str, examples: list[tuple[str, str]], recipe: Recipe, args,
     # The same weights each time on machines of one kind.
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch._inductor.config.deterministic = True
+    # Nothing here reads memory before it is written.
+    torch.utils.deterministic.fill_uninitialized_memory = False
     torch.manual_seed(args.seed)
     model, tokenizer = load_base(args.base)
     rows = encode(examples, tokenizer)
@@ -292,7 +295,8 @@ def make_model(name: str, examples: list[tuple[str, str]], recipe: Recipe, args,
     model.to(torch.bfloat16).save_pretrained(args.output / name)
     tokenizer.save_pretrained(args.output / name)
     torch.use_deterministic_algorithms(False)
-    model.eval()
+    # As it will be used, its layers not compiled.
+    model = AutoModelForCausalLM.from_pretrained(args.output / name, dtype=torch.bfloat16).to(device).eval()
     test = load_records(str(args.output / "test.jsonl"))
     result, responses = evaluate(model, tokenizer, test, args.samples)
     with open(args.output / f"{name}.responses.jsonl", "w", encoding="utf-8") as out:
