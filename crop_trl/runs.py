@@ -32,6 +32,7 @@ from .training.results import RunResult, current_commit, statistics_of
 from .triplets import DEFAULT_PROMPT_TEMPLATE, load_triplets
 
 REWARDS = {"accuracy": accuracy_reward, "none": None}
+LOOKED_AT = 8  # responses, one of which is drawn
 ACCURACY = "eval_rewards/accuracy_reward/mean"
 
 
@@ -239,16 +240,19 @@ def save_heatmap(trainer: CROPTrainer, folder: Path) -> None:
     from .analysis.heatmap import save_html, save_png
     from .analysis.inspect import inspect_response
 
-    rows = [dataset[0] for dataset in (trainer.eval_dataset, trainer.train_dataset) if dataset is not None]
-    whole = [row for row in rows if all(prompt_variants(row, kind) for kind in REWORDINGS)]
+    sources = [dataset for dataset in (trainer.eval_dataset, trainer.train_dataset) if dataset is not None]
     method = get_method(trainer.args.method)
-    if not whole and method.score and not needs_negatives(method.needs):
-        whole = [row for row in rows if all(prompt_variants(row, kind) for kind in prompt_kinds(method.needs))]
+    wanted = [REWORDINGS, *([prompt_kinds(method.needs)] if method.score and not needs_negatives(method.needs) else [])]
+    whole = []
+    for kinds in wanted:
+        for dataset in sources:
+            rows = (dataset[i] for i in range(min(LOOKED_AT, len(dataset))))
+            whole = whole or [row for row in rows if all(prompt_variants(row, kind) for kind in kinds)]
     if not whole:
         if trainer.accelerator.is_main_process:
             print("No heat map is drawn: it shows a triplet, and the data hold prompts alone.")
         return
-    heatmap = inspect_response(trainer, whole[0])
+    heatmap = inspect_response(trainer, *whole)
     if trainer.accelerator.is_main_process:
         save_png(heatmap, folder / "heatmap.png")
         save_html(heatmap, folder / "heatmap.html")

@@ -84,7 +84,8 @@ def test_a_method_after_a_hint_from_the_command_line(tmp_path, capsys, monkeypat
         train.main([*mine])
     assert str(stopped.value).startswith(
         "error: Method 'mine.py:hinted' needs the dataset columns prompt, hint_prompt, but hint_prompt is missing "
-        "(there are: prompt, paraphrase_prompt, counterfactual_prompt, answer, id); add it (to a record: "
+        "(there are: prompt, paraphrase_prompt, counterfactual_prompt, counterfactual_prompts, answer, id, solution); "
+        "add it (to a record: "
         "hint_problem), or choose a method that works on prompts alone"
     )
     with pytest.raises(SystemExit, match=r"has no setting 'sing' \(`method_settings`\); it has sign\."):

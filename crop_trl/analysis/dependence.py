@@ -129,6 +129,17 @@ class Reference:
             found.append((units, others))
         return cls(*found[-1], changing, constant)
 
+    @classmethod
+    def of_solution(cls, problem: str, solution: str) -> "Reference":
+        """Of a problem whose changes are not known: enough to tell where a response goes wrong."""
+        units = Units(solution)
+        return cls(units, [set() for _ in units.values], set(), {*units.values, *Units(problem).values})
+
+    def first_wrong(self, pieces: Sequence[str]) -> int | None:
+        """The token with which a response, given as the pieces that its text is made of, leaves the solution."""
+        wrong = np.flatnonzero(self.label_tokens(pieces) == AFTER_ERROR)
+        return int(wrong[0]) if wrong.size else None
+
     def _by_value(self, units: Units, n: int) -> int | None:
         """The label of a unit that has no counterpart in the solution; `None` for a number that occurs nowhere."""
         value = units.values[n]

@@ -1,38 +1,84 @@
 """Look at what is chosen in one response: by a trainer now, or in a bank or an export."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from ..evaluation.grading import grade
 from ..methods import get_method
-from ..prompts import ORIGINAL, REWORDINGS, needs_negatives, prompt_variants
+from ..prompts import ORIGINAL, REWORDINGS, needs_negatives, prompt_text, prompt_variants
 from ..text import token_pieces
 from .bank import bank_of
-from .heatmap import MARGIN, SEMANTIC, SURFACE, ResponseHeatmap
+from .dependence import Reference
+from .heatmap import GAP, MARGIN, SEMANTIC, SURFACE, ResponseHeatmap
 from .tokens import TokenTable
 
+# Methods that a picture of one response sets beside the run's own.
+COMPARED = ("random", "entropy", "tip")
 
-def inspect_response(trainer, row: Mapping[str, Any]) -> ResponseHeatmap:
+
+def inspect_response(trainer, *rows: Mapping[str, Any]) -> ResponseHeatmap:
     """
-    Sample one response to a row, score it, and mark what the trainer's method keeps; every process has to call it. The
-    values are those of `crop` where the row holds a triplet, else what the method measures. A method that needs a batch
-    shows what `crop` would keep, and the note says so.
+    Sample one response to each row, score it, and show one of them: the first wrong one, else the first. Marked are
+    what the trainer's method keeps and what others would, whether the answer is right (of a row with an `answer`), and
+    where it goes wrong (with a `solution`, if right answers read like theirs). Every process has to call it. The values
+    are those of `crop` where the rows hold triplets, else what the method measures. A method that needs a batch shows
+    what `crop` would keep, and the note says so.
     """
     trained = method = trainer.args.method
     if needs_negatives(get_method(trained).needs):
         method = "crop" if get_method(trained).score else "opd"
-    triplet = all(prompt_variants(row, kind) for kind in REWORDINGS)
-    names = dict.fromkeys(["crop", method] if triplet else [method])
+    triplet = all(prompt_variants(row, kind) for row in rows for kind in REWORDINGS)
+    names = dict.fromkeys([method, *(["crop"] if triplet else []), *COMPARED])
     needs = dict.fromkeys(need for name in names for need in get_method(name).needs)
-    sampled = trainer.sample([row], list(needs), num_generations=1)
+    sampled = trainer.sample(rows, list(needs), num_generations=1)
     table = TokenTable.from_bank(bank_of(sampled), names, trainer.args.selection_settings)
+    pieces = [token_pieces(sampled.tokenizer, ids) for ids in sampled.completion_ids]
+    right = [_is_right(row, ids, sampled.tokenizer) for row, ids in zip(rows, sampled.completion_ids)]
+    place = right.index(False) if False in right else 0
     # Each of the two shows of several counterfactuals what it ranks by.
     shown = "crop" if triplet and method != "crop-max" else method
-    heatmap = table_heatmap(table, sampled.tokenizer, 0, shown)
-    heatmap.kept = table.kept[method].tolist()
-    heatmap.note = _note(table, 0, method, shown) + ("" if method == trained else f" The run used {trained!r}.")
-    return heatmap
+    heatmap = table_heatmap(table, sampled.tokenizer, place, shown)
+    here = table.span(place)
+    gap = sampled.signals["student/original"].sampled_logprobs - sampled.signals["teacher/original"].sampled_logprobs
+    rows_shown = {k: values for k, values in heatmap.rows.items() if not triplet or k not in (SEMANTIC, SURFACE)}
+    return replace(
+        heatmap,
+        rows={GAP: gap[place, : len(heatmap)].tolist(), **rows_shown},
+        styles={},
+        kept=table.kept[method][here],
+        more_counterfactuals=list(map(prompt_text, prompt_variants(rows[place], "counterfactual")[1:])),
+        kept_by={name: table.kept[name][here] for name in names},
+        note=_note(table, place, method, shown) + ("" if method == trained else f" The run used {trained!r}."),
+        **_verdict(rows, right, place, pieces),
+    )
+
+
+def _is_right(row: Mapping[str, Any], ids: list[int], tokenizer) -> bool | None:
+    """Whether a response is right; `None` where the row does not say what is."""
+    answer = row.get("answer")
+    return None if answer is None else grade(tokenizer.decode(ids, skip_special_tokens=True), answer)
+
+
+def _verdict(rows: Sequence[Mapping[str, Any]], right: list[bool | None], place: int, pieces: list[list[str]]) -> dict:
+    """What the picture says of right and wrong, of the response at `place`."""
+    answer, verdict = rows[place].get("answer"), right[place]
+    if verdict is None:
+        return {}
+    if verdict:
+        return {"verdict": f"The answer is right: {answer}."}
+
+    def first_wrong(n: int) -> int | None:
+        reference = Reference.of_solution(prompt_text(rows[n]["prompt"]), rows[n].get("solution") or "")
+        return reference.first_wrong(pieces[n])
+
+    # Where right answers do not read like their solutions, a wrong one cannot be compared with its own either.
+    alike = [first_wrong(n) is None for n in range(len(rows)) if right[n] and rows[n].get("solution")]
+    wrong = first_wrong(place) if rows[place].get("solution") and alike and all(alike) else None
+    marked = "" if wrong is None else " Marked is the first number or sign that is not that of a right answer."
+    return {"verdict": f"The answer is wrong; {answer} would be right.{marked}", "wrong_from": wrong}
 
 
 def _note(table: TokenTable, response: int, method: str, shown: str) -> str:
@@ -43,7 +89,7 @@ def _note(table: TokenTable, response: int, method: str, shown: str) -> str:
     several = table.settings.get("counterfactuals", 1)
     if several > 1 and "semantic_divergence" in table.measures.get(shown, {}):
         of_all = "largest" if shown == "crop-max" else "mean"
-        note += f" Semantic is the {of_all} over up to {several} counterfactuals, of which only the first is printed."
+        note += f" What a condition moves is the {of_all} over up to {several} counterfactuals."
     return note
 
 

@@ -100,7 +100,9 @@ def to_row(
         for kind, count in (("paraphrase", paraphrases), ("counterfactual", counterfactuals)):
             if count > 1:
                 row[f"{kind}_prompts"] = [wrapped(text) for text in _variants(record, f"{kind}_problem", count)]
-    return row | {name: None if record.get(name) is None else str(record[name]) for name in _PLAIN}
+    row |= {name: None if record.get(name) is None else str(record[name]) for name in _PLAIN}
+    # The picture of an answer lays it beside the solution.
+    return row | ({"solution": record["solution"]} if isinstance(record.get("solution"), str) else {})
 
 
 def _is_unicode(row: Mapping[str, Any]) -> bool:

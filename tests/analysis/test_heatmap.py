@@ -14,7 +14,8 @@ from tiny import make_rows, make_tokenizer, make_trainer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from crop_trl.analysis.heatmap import MARGIN, SEMANTIC, SURFACE, ResponseHeatmap, save_html, save_png
+from crop_trl.analysis.dependence import Reference
+from crop_trl.analysis.heatmap import GAP, MARGIN, SEMANTIC, SURFACE, ResponseHeatmap, save_html, save_png
 from crop_trl.analysis.inspect import inspect_response
 from crop_trl.methods import SelectionSettings, select
 from crop_trl.methods.divergence import topk_jsd
@@ -175,10 +176,16 @@ def test_values_come_from_the_divergence_and_the_choice_from_the_method(tmp_path
     assert "".join(heatmap.tokens) == make_tokenizer().decode(ids) and len(heatmap) == len(ids)
     semantic = topk_jsd(signals["teacher/original"], signals["teacher/counterfactual"])[0]
     surface = topk_jsd(signals["teacher/original"], signals["teacher/paraphrase"])[0]
-    for label, want in ((SEMANTIC, semantic), (SURFACE, surface), (MARGIN, semantic - surface)):
+    gap = signals["student/original"].sampled_logprobs[0] - signals["teacher/original"].sampled_logprobs[0]
+    assert list(heatmap.rows) == [GAP, MARGIN]
+    for label, want in ((GAP, gap), (MARGIN, semantic - surface)):
         torch.testing.assert_close(torch.tensor(heatmap.rows[label]), want)
     kept = select("entropy", signals, sampled[0].loss_mask, SelectionSettings()).mask[0]
     assert heatmap.kept == kept.tolist()
+    assert list(heatmap.kept_by) == ["entropy", "crop", "random", "tip"]
+    for name, mask in heatmap.kept_by.items():
+        of_name = select(name, signals, sampled[0].loss_mask, SelectionSettings(), step=0).mask[0]
+        assert list(mask) == of_name.tolist()
     assert heatmap.prompt == row["prompt"][0]["content"]
     assert heatmap.counterfactual == row["counterfactual_prompt"][0]["content"]
     assert "that method 'entropy' keeps, after step 0." in heatmap.note and "The run used" not in heatmap.note
@@ -195,11 +202,37 @@ def test_of_several_counterfactuals_it_shows_and_says_what_the_method_ranks_by(t
     for method, word in (("crop", "mean"), ("crop-max", "largest")):
         torch.manual_seed(0)
         heatmap = inspect_response(make_trainer(tmp_path, method=method, max_completion_length=8), row)
-        assert (
-            f"Semantic is the {word} over up to 2 counterfactuals, of which only the first is printed" in heatmap.note
-        )
-        rows[method] = torch.tensor(heatmap.rows[SEMANTIC])
+        assert f"What a condition moves is the {word} over up to 2 counterfactuals." in heatmap.note
+        (pieces,) = [pieces for heading, pieces in heatmap.prompts() if heading == "Other counterfactuals"]
+        assert "becomes" in "".join(text for text, _ in pieces) and "19" in "".join(text for text, _ in pieces)
+        rows[method] = torch.tensor(heatmap.rows[MARGIN])
     assert (rows["crop-max"] >= rows["crop"]).all() and (rows["crop-max"] > rows["crop"]).any()
+
+
+def test_of_several_answers_a_wrong_one_is_shown_and_where_it_goes_wrong(tmp_path, monkeypatch):
+    trainer = make_trainer(tmp_path, method="crop", max_completion_length=8)
+    rows = [{**row, "answer": "3", "solution": "1 + 2 = 3"} for row in make_rows(2)]
+    monkeypatch.setattr("crop_trl.analysis.inspect._is_right", lambda row, *_: row is rows[0])
+    heatmap = inspect_response(trainer, *rows)
+    assert heatmap.prompt == rows[1]["prompt"][0]["content"]
+    assert heatmap.verdict.startswith("The answer is wrong; 3 would be right.")
+    monkeypatch.setattr("crop_trl.analysis.inspect._is_right", lambda *_: True)
+    heatmap = inspect_response(trainer, *rows)
+    assert heatmap.prompt == rows[0]["prompt"][0]["content"] and heatmap.verdict == "The answer is right: 3."
+
+
+def test_the_first_wrong_value_of_an_answer():
+    solution = "Known are: 24 books, 3 each. First we get 24 * 3 = 72 books. The answer is 72."
+    reference = Reference.of_solution("Each of 3 pupils has 24 books.", solution)
+
+    def found(answer):
+        pieces = re.findall(r" ?\w+|\s*[^\w\s]", answer)
+        place = reference.first_wrong(pieces)
+        return place if place is None else pieces[place].strip()
+
+    assert found("We have 24 books, 3 for each. So 24 * 3 = 72. The answer is 72.") is None
+    assert found("We have 24 books, 3 for each. So 24 + 3 = 27. The answer is 27.") == "+"
+    assert found("We have 24 books, 8 for each. So 24 * 8 = 192. The answer is 192.") == "8"
 
 
 def test_sizes_that_do_not_fit_are_refused():

@@ -9,11 +9,12 @@ from ...text import word_changes
 SEMANTIC = "Semantic: moves when a condition changes"
 SURFACE = "Surface: moves when only the wording changes"
 MARGIN = "CROP margin"
+GAP = "Gap: student minus teacher, log-probability"
 
 DEFAULT_TITLE = "Which tokens of the answer depend on the problem, and which ones training uses"
 
 # A longer response is shown as a window of WINDOW positions round its peak, above an overview of the whole.
-LEGIBLE_TOKENS = 120
+LEGIBLE_TOKENS = 160
 WINDOW = 64
 
 
@@ -33,6 +34,7 @@ CROP_STYLES = {
     SEMANTIC: RowStyle("blue", "divergence", "nats", 0.1, "prediction unchanged", "moves most"),
     SURFACE: RowStyle("orange", "divergence", "nats", 0.1, "prediction unchanged", "moves most"),
     MARGIN: RowStyle("signed", "divergence", "nats", 0.1, "moved by wording", "moved by condition"),
+    GAP: RowStyle("signed", "gap", "nats", 1.0, "teacher likes it more", "teacher would not say it"),
 }
 
 
@@ -57,6 +59,10 @@ class ResponseHeatmap:
     note: str = ""
     scorer: str = "teacher"
     others: dict[str, str] = field(default_factory=dict)  # prompts of any other kind
+    kept_by: dict[str, Sequence[bool]] = field(default_factory=dict)  # what other methods would keep; in the picture
+    verdict: str = ""  # whether the answer is right, in a sentence; in the picture
+    wrong_from: int | None = None  # the first wrong token, where it is known; in the picture
+    more_counterfactuals: Sequence[str] = ()  # beyond the one above, of which only the changed words are shown
     styles: dict[str, RowStyle] = field(default_factory=dict)
 
     def __post_init__(self):
@@ -65,7 +71,7 @@ class ResponseHeatmap:
         self.kept = [bool(k) for k in self.kept]
         if not self.tokens or not self.rows:
             raise ValueError("A heat map needs at least one token and one row of values.")
-        for label, values in {**self.rows, "kept": self.kept}.items():
+        for label, values in {**self.rows, **self.kept_by, "kept": self.kept}.items():
             if len(values) != len(self.tokens):
                 raise ValueError(f"Row {label!r} has {len(values)} values for {len(self.tokens)} tokens.")
         self.title = self.title or DEFAULT_TITLE
@@ -122,6 +128,17 @@ class ResponseHeatmap:
             )
         return text
 
+    def _more_changes(self) -> str | None:
+        """What each further counterfactual changes: `24 becomes 13; half becomes double`."""
+
+        def changed(one: str, other: str) -> str:
+            return "".join(text if is_new else " " for text, is_new in word_changes(one, other)).strip(" .,?")
+
+        pairs = [
+            (changed(text, self.prompt or ""), changed(self.prompt or "", text)) for text in self.more_counterfactuals
+        ]
+        return "; ".join(f"{before} becomes {after}" for before, after in pairs) or None
+
     def prompts(self) -> list[tuple[str, list[tuple[str, bool]]]]:
         """The prompts that are known, each as a heading and its text in pieces `(text, changed)`."""
         original, changed = self.prompt, self.counterfactual
@@ -131,6 +148,7 @@ class ResponseHeatmap:
             # A paraphrase moves numbers about; marked, they would look as if they were new.
             ("Paraphrase: same problem, other words", original, self.paraphrase, True),
             ("Counterfactual: one condition changed", original, changed, False),
+            ("Other counterfactuals", None, self._more_changes(), False),
             *((f"{kind.capitalize()} prompt", original, text, False) for kind, text in self.others.items()),
         )
         return [
@@ -149,6 +167,8 @@ def meaning_of(heatmap: ResponseHeatmap, label: str) -> str:
     """What stands after the colon of a row's label, or what the CROP margin is made of."""
     if label == MARGIN and SEMANTIC in heatmap.rows and SURFACE in heatmap.rows:
         return "Semantic minus Surface"
+    if label == MARGIN:
+        return "moved by a condition, minus by the wording"
     return label.split(":", 1)[1].strip() if ":" in label else ""
 
 
@@ -158,6 +178,12 @@ def explanation(heatmap: ResponseHeatmap) -> str:
         "The model's answer stands below, cut into tokens (words or pieces of words); read it from left to right, line "
         "by line. "
     )
+    if GAP in heatmap.rows and MARGIN in heatmap.rows:
+        return text + (
+            "Under each token: how much likelier it is to the student than to the teacher; how much further the "
+            f"{heatmap.scorer}'s prediction of it moves under the counterfactual than under the paraphrase (no colour: "
+            "no change; at most 0.69 nats); and, in dark grey, which methods keep it."
+        )
     if SEMANTIC not in heatmap.rows or SURFACE not in heatmap.rows:
         return text + "The coloured bars under each token show its values."
     return text + (

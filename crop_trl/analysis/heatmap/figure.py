@@ -11,12 +11,12 @@ from .data import ResponseHeatmap, explanation, meaning_of, number, short_name
 
 # Inches, except for font sizes, which are points.
 LABELS = 1.2
-TOKEN_SIZE, TOKEN_HEIGHT, CELL_HEIGHT, LINE_GAP = 10.0, 0.27, 0.17, 0.2
+TOKEN_SIZE, TOKEN_HEIGHT, CELL_HEIGHT, KEPT_HEIGHT, LINE_GAP = 10.0, 0.27, 0.17, 0.13, 0.2
 MIN_CELL, MAX_CELL, CELL_MARGIN = 0.28, 1.7, 0.12
-MAX_LINE_TOKENS = 20
+MAX_LINE_TOKENS = 24
 PROMPT_SIZE, PROMPT_LINE, PROMPT_MAX_LINES = 9.5, 0.2, 7
 
-FRAME, MISSING = "#000000", "#d9d9d9"
+FRAME, MISSING, KEPT, WRONG = "#000000", "#d9d9d9", "#4d4d4d", "#b2182b"
 # Blue and orange keep apart for every common kind of colour blindness, and both darken in a grey print.
 BLUE = ("#ffffff", "#c6dbef", "#6baed6", "#2171b5", "#08306b")
 ORANGE = ("#ffffff", "#fdd9b5", "#fdae6b", "#d9600a", "#7f2704")
@@ -63,6 +63,9 @@ def _draw(page: Page, heatmap: ResponseHeatmap) -> None:
             bold=True,
         )
         page.y += 0.08
+    if heatmap.verdict:
+        page.paragraph(visible_text(heatmap.verdict), 10.5, bold=True)
+        page.y += 0.14
     _draw_lines(page, heatmap, start, end)
     if heatmap.is_long:
         _draw_overview(page, heatmap)
@@ -189,7 +192,8 @@ def _lines(page: Page, heatmap: ResponseHeatmap, start: int, end: int):
 
 
 def _draw_lines(page: Page, heatmap: ResponseHeatmap, start: int, end: int) -> None:
-    height = TOKEN_HEIGHT + CELL_HEIGHT * len(heatmap.rows)
+    rows_height = TOKEN_HEIGHT + CELL_HEIGHT * len(heatmap.rows)
+    height = rows_height + KEPT_HEIGHT * len(heatmap.kept_by)
     colours = {label: _rgba(heatmap, label, values[start:end]) for label, values in heatmap.rows.items()}
     for line in _lines(page, heatmap, start, end):
         first, last = line[0][0] + 1, line[-1][0] + 1
@@ -198,6 +202,9 @@ def _draw_lines(page: Page, heatmap: ResponseHeatmap, start: int, end: int) -> N
         for r, label in enumerate(heatmap.rows):
             y = page.y + TOKEN_HEIGHT + (r + 0.5) * CELL_HEIGHT
             page.text(EDGE + LABELS - 0.1, y, page.clean(short_name(label)), 8.5, ha="right")
+        for r, name in enumerate(heatmap.kept_by):
+            y = page.y + rows_height + (r + 0.5) * KEPT_HEIGHT
+            page.text(EDGE + LABELS - 0.1, y, page.clean(name), 8, colour=QUIET, ha="right")
         x = EDGE + LABELS
         for position, text, size, width in line:
             kept = heatmap.kept[position]
@@ -210,6 +217,12 @@ def _draw_lines(page: Page, heatmap: ResponseHeatmap, start: int, end: int) -> N
             for r, label in enumerate(heatmap.rows):
                 y = page.y + TOKEN_HEIGHT + r * CELL_HEIGHT
                 page.box(x, y, width, CELL_HEIGHT, colours[label][position - start], "#c8c8c8", 0.5)
+            for r, mask in enumerate(heatmap.kept_by.values()):
+                y = page.y + rows_height + r * KEPT_HEIGHT
+                page.box(x, y, width, KEPT_HEIGHT, KEPT if mask[position] else "none", "#c8c8c8", 0.5)
+            if position == heatmap.wrong_from:
+                page.text(x + width / 2, page.y - 0.06, "first wrong value", 7.5, True, WRONG, ha="center")
+                page.box(x + 0.04, page.y + 0.03, width - 0.08, TOKEN_HEIGHT - 0.06, "none", WRONG, 1.6, order=4)
             if kept:
                 page.box(x + 0.012, page.y, width - 0.024, height + 0.015, edge=FRAME, line=2.0, order=3)
             x += width
