@@ -16,11 +16,11 @@ from crop_trl.analysis.chart import COLOURS, MARKERS, QUIET, caption, new_figure
 from crop_trl.evaluation.metrics import runs_interval
 from crop_trl.studies.rows import stored_rows
 
-DEFAULT = {"fillers": 5, "doubt": 0.05, "style": 1, "conditions": 4, "rate": 1e-4}
+DEFAULT = {"fillers": 5, "sharpness": 1.25, "style": 1, "conditions": 4, "rate": 1e-4}
 GENERIC = {0: 26, 2: 41, 5: 55, 12: 70, 26: 82}  # fillers -> share of wording, in per cent
 PREMISES = {  # name -> title, and its values with their labels
     "fillers": ("Generic wording (%)", {n: str(share) for n, share in GENERIC.items()}),
-    "doubt": ("Doubt of the teacher (%)", {0: "0", 0.05: "5", 0.15: "15", 0.3: "30"}),
+    "sharpness": ("Logits of the teacher (times)", {1: "1", 1.25: "1.25", 1.5: "1.5", 2: "2"}),
     "style": ("Favourites", {0: "the same", 1: "differ"}),
     "conditions": ("Counterfactuals", {n: str(n) for n in (1, 2, 3, 4)}),
     "rate": ("Learning rate", {3e-5: "3e-5", 1e-4: "1e-4", 3e-4: "3e-4"}),
@@ -33,8 +33,8 @@ def premises_of(row: dict) -> dict[str, float]:
     found = dict(DEFAULT)
     if match := re.search(r"fillers(\d+)", teacher):
         found["fillers"] = int(match[1])
-    if match := re.search(r"doubt([\d.]+)", teacher):
-        found["doubt"] = float(match[1])
+    if match := re.search(r"sharpen([\d.]+)", teacher):
+        found["sharpness"] = float(match[1])
     found["style"] = int("same_favourites" not in student)
     return found | {"conditions": row["num_counterfactuals"], "rate": row["learning_rate"]}
 

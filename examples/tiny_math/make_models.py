@@ -11,6 +11,10 @@ The premises of the task are options, so that another pair takes one command:
 
     python examples/tiny_math/make_models.py teacher student --fillers 12 --output runs/pairs/fillers12
 
+How certain a model is needs no training: `--sharpen` multiplies the logits of the one in models/ (minutes of a CPU).
+
+    python examples/tiny_math/make_models.py teacher --sharpen 2 --output runs/pairs/sharpen2
+
 A few minutes on one GPU; on a CPU it works too, for hours. Try `--steps 20 --batch 16 --examples 500` first.
 """
 
@@ -54,6 +58,7 @@ RECIPES = {
         "doubt": 0.05,
         "fillers": 5,
         "favourite": 0,
+        "sharpen": 1.25,
     },
     "student": {
         "examples": 400_000,
@@ -64,6 +69,7 @@ RECIPES = {
         "doubt": 0.0,
         "fillers": 5,
         "favourite": 1,
+        "sharpen": 1.0,
     },
 }
 LEARNING_RATE, WARMUP_STEPS, WEIGHT_DECAY = 2e-3, 60, 0.05
@@ -171,8 +177,14 @@ def train(
 
 
 @torch.no_grad()
-def respond(model, tokenizer, problems: list[str], samples: int, seed: int, longest: int) -> list[str]:
-    """`samples` responses to each problem at temperature 1; with none, the greedy one."""
+def sharpen(model: Qwen3ForCausalLM, factor: float) -> None:
+    """Multiply all logits: the head is linear, so its input may be scaled instead, in the last norm."""
+    model.model.norm.weight *= factor
+
+
+@torch.no_grad()
+def respond(model, tokenizer, problems: list[str], samples: int, seed: int, longest: int) -> tuple[list[str], float]:
+    """`samples` responses to each problem at temperature 1 (with none, the greedy one), and their mean entropy."""
     prompts = [f"{USER}{wrap(text)}{END}{ASSISTANT}" for text in problems]
     inputs = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left").to(model.device)
     inputs.pop("token_type_ids", None)
@@ -180,8 +192,13 @@ def respond(model, tokenizer, problems: list[str], samples: int, seed: int, long
     if samples:
         sampling = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "num_return_sequences": samples}
     torch.manual_seed(seed)
-    output = model.generate(**inputs, **sampling, max_new_tokens=longest)
-    return tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    output = model.generate(
+        **inputs, **sampling, max_new_tokens=longest, return_dict_in_generate=True, output_logits=True
+    )
+    ids = output.sequences[:, inputs["input_ids"].shape[1] :]
+    entropy = torch.stack([torch.distributions.Categorical(logits=each).entropy() for each in output.logits], dim=1)
+    written = ids != tokenizer.pad_token_id
+    return tokenizer.batch_decode(ids, skip_special_tokens=True), entropy[written].mean().item()
 
 
 def equations_hold(response: str) -> bool:
@@ -204,12 +221,13 @@ def evaluate(model, tokenizer, longest: int, n: int = 256, samples: int = 4) -> 
         rng = Random(f"evaluation {forms}")
         problems = [sample_problem(rng, "heldout", held_out_form=forms == "held_out") for _ in range(n)]
         texts, endings = [p.text for p in problems], [f"\\boxed{{{p.answer}}}." for p in problems]
-        greedy = respond(model, tokenizer, texts, 0, 0, longest)
-        sampled = respond(model, tokenizer, texts, samples, 0, longest)
+        greedy, _ = respond(model, tokenizer, texts, 0, 0, longest)
+        sampled, entropy = respond(model, tokenizer, texts, samples, 0, longest)
         wanted = [ending for ending in endings for _ in range(samples)]
         result[f"{forms}_forms"] = {
             "greedy": share([r.endswith(ending) for r, ending in zip(greedy, endings)]),
             "sampled": share([r.endswith(ending) for r, ending in zip(sampled, wanted)]),
+            "entropy": round(entropy, 4),
             "boxed": share([bool(re.search(r"\\boxed\{\d+\}\.$", r)) for r in sampled]),
             "equations_hold": share([equations_hold(r) for r in sampled]),
             "tokens": round(sum(len(ids) for ids in tokenizer(sampled)["input_ids"]) / len(sampled), 1),
@@ -218,7 +236,7 @@ def evaluate(model, tokenizer, longest: int, n: int = 256, samples: int = 4) -> 
 
 
 def make_model(name: str, recipe: dict, seed: int, device: torch.device, workers: int, output: Path) -> None:
-    """Train one model, save it in bf16 with its tokenizer, evaluate what was saved, and write the note."""
+    """Train one model, and save it."""
     start = time.time()
     tokenizer = build_tokenizer()
     data = make_data(name, recipe, seed, workers, tokenizer)
@@ -226,24 +244,44 @@ def make_model(name: str, recipe: dict, seed: int, device: torch.device, workers
     torch.manual_seed(seed)
     model = new_model(name, tokenizer)
     train(name, model, data, recipe, device, seed)
-    longest = int((data[1] != -100).sum(-1).max()) + 8
-    folder = output / name
-    model.to(torch.bfloat16).save_pretrained(folder)
-    save_tokenizer(tokenizer, folder)
-    save_template(folder, PROMPT_TEMPLATE)
-    minutes = (time.time() - start) / 60
-    saved = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
+    sharpen(model, recipe["sharpen"])
     note = {
         "model": name,
-        "parameters": sum(p.numel() for p in saved.parameters()),
+        "parameters": sum(p.numel() for p in model.parameters()),
         "seed": seed,
         "recipe": recipe,
         "data": "generated by problems.training_example, split train",
-        "minutes": round(minutes, 1),
+        "minutes": round((time.time() - start) / 60, 1),
         "machine": torch.cuda.get_device_name() if device.type == "cuda" else f"CPU ({platform.machine()})",
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-        "accuracy_on_held_out_problems": evaluate(saved, tokenizer, longest),
     }
+    save(model, tokenizer, note, longest_answer(data), output / name)
+
+
+def sharpen_model(name: str, factor: float, device: torch.device, output: Path) -> None:
+    """Save the model in models/ with the logits of its training times `factor`."""
+    note = json.loads((MODELS / name / "training.json").read_text())
+    model = Qwen3ForCausalLM.from_pretrained(MODELS / name, dtype=torch.float32).to(device)
+    sharpen(model, factor / note["recipe"]["sharpen"])
+    note["recipe"]["sharpen"] = factor
+    tokenizer = build_tokenizer()
+    data = make_data(name, note["recipe"] | {"examples": 5000}, note["seed"], 1, tokenizer)
+    save(model, tokenizer, note, longest_answer(data), output / name)
+
+
+def longest_answer(data: torch.Tensor) -> int:
+    """Tokens that suffice for an answer."""
+    return int((data[1] != -100).sum(-1).max()) + 8
+
+
+def save(model: Qwen3ForCausalLM, tokenizer, note: dict, longest: int, folder: Path) -> None:
+    """Save a model in bf16 with its tokenizer, evaluate what was saved, and write the note."""
+    device = model.device
+    model.to(torch.bfloat16).save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
+    save_template(folder, PROMPT_TEMPLATE)
+    saved = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
+    note["accuracy_on_held_out_problems"] = evaluate(saved, tokenizer, longest)
     (folder / "training.json").write_text(json.dumps(note, indent=2) + "\n")
     print(json.dumps(note, indent=2), flush=True)
 
@@ -258,16 +296,18 @@ def main() -> None:
     for field in ("examples", "steps", "batch"):
         parser.add_argument(f"--{field}", type=int, help="instead of the recipe's number")
     parser.add_argument("--fillers", type=int, help="sentences that say nothing, in every answer")
-    parser.add_argument("--doubt", type=float, help="share of the teacher's digits and signs that are drawn anew")
     parser.add_argument("--misread-share", type=float, help="share of the student's answers to a misread problem")
     parser.add_argument("--same-favourites", action="store_true", help="the student favours the teacher's phrasings")
+    parser.add_argument("--sharpen", type=float, help="no training: the model in models/, its logits times this")
     args = parser.parse_args()
+    if args.sharpen:
+        for name in args.names:
+            sharpen_model(name, args.sharpen, torch.device(args.device), args.output)
+        return
     jobs = []
     for name in args.names:
         given = {"examples": args.examples, "steps": args.steps, "batch": args.batch, "fillers": args.fillers}
-        if name == "teacher":
-            given["doubt"] = args.doubt
-        else:
+        if name == "student":
             given |= {"misread_share": args.misread_share, "favourite": 0 if args.same_favourites else None}
         recipe = RECIPES[name] | {field: value for field, value in given.items() if value is not None}
         settings = (name, recipe, args.seed, torch.device(args.device), args.workers, args.output)

@@ -148,7 +148,7 @@ def table_of(texts, tokenizer, **kept):
 def shares():
     tokenizer = AutoTokenizer.from_pretrained(STUDENT)
     table = table_of(
-        ["Let us see. To begin, 37 shells", " which gives 3 + 4 = 7."],
+        ["Let us see. To begin, 37 shells", " the boxes 3 + 4 = 7."],
         tokenizer,
         first=lambda ids: np.arange(len(ids)) < 3,
         none=lambda ids: np.zeros(len(ids), dtype=bool),
@@ -160,7 +160,7 @@ def test_shares(shares):
     table, tokenizer, shares = shares
     assert shares.methods == ["first", "none", ALL_TOKENS]
     assert shares.counts[0].tolist() == [0, 0, 3, 0, 0]
-    # Let us see . To begin , 3 7 shells | which gives 3 + 4 = 7 .
+    # Let us see . To begin , 3 7 shells | the boxes 3 + 4 = 7 .
     assert shares.counts[2].tolist() == [7, 3, 5, 1, 2] and shares.counts[2].sum() == len(table)
     assert np.isnan(shares.shares[1]).all()
     assert shares.to_dict()["methods"]["first"]["shares"]["boilerplate"] == 1.0

@@ -59,8 +59,8 @@ def test_length_limit_is_reported():
 
 
 def test_prompt_longer_than_the_model_is_refused(sampler):
-    with pytest.raises(ValueError, match="leaves no room in the model's 256 positions"):
-        draw(sampler, ["books " * 300], [0])
+    with pytest.raises(ValueError, match="leaves no room in the model's 512 positions"):
+        draw(sampler, ["books " * 600], [0])
 
 
 def test_open_thinking_part_of_a_template_belongs_to_the_response(sampler):

@@ -37,5 +37,5 @@ def test_the_grids_bring_every_point_of_the_figure(tmp_path, monkeypatch, capsys
         "sys.argv", ["draw_premises.py", str(tmp_path / "runs.parquet"), "--output", str(tmp_path / "a.png")]
     )
     script["main"]()
-    assert "doubt 0.15, crop: +1.0 (+1.0 to +1.0), 5 seeds" in capsys.readouterr().out
+    assert "sharpness 1.5, crop: +1.0 (+1.0 to +1.0), 5 seeds" in capsys.readouterr().out
     assert (tmp_path / "a.png").stat().st_size > 10_000
