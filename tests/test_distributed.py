@@ -22,6 +22,7 @@ import torch
 from accelerate.utils import DeepSpeedPlugin, patch_environment
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
+from transformers.training_args import OptimizerNames
 
 from crop_trl.checks import check_launch
 from crop_trl.commands.launch import launch_file
@@ -299,6 +300,7 @@ def asked_for(**settings) -> SimpleNamespace:
         "teacher_server_urls": None,
         "teacher_server_timeout": 600.0,
         "ddp_timeout": 1800,
+        "optim": OptimizerNames.ADAMW_TORCH,
     }
     state = SimpleNamespace(distributed_type=SimpleNamespace(value=settings.pop("distributed_type", "MULTI_GPU")))
     return SimpleNamespace(**{**defaults, "world_size": 2, "distributed_state": state, **settings})
