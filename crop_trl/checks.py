@@ -11,6 +11,7 @@ from typing import Any
 from huggingface_hub import HfApi
 
 from .methods import get_method
+from .methods.divergence import TARGET_DIVERGENCES
 from .models.sharding import WORLD_SIZES, fsdp_version, launched_processes, zero_stage
 from .prompts import needs_negatives
 from .scoring.placement import PLACEMENTS, QUANTIZATIONS, dtype_of
@@ -37,6 +38,8 @@ _NEUTRAL_SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "repetition_p
 
 # `stop_token_ids`: all ends that student and teacher declare.
 DECLARED = "declared"
+# `distillation_loss` that reads more of the teacher than the sampled token.
+TOPK = "topk"
 
 
 def check_number(name: str, value, low: float, whole: bool = False):
@@ -84,6 +87,21 @@ def check_fixed(values: Mapping[str, Any]) -> None:
         raise ValueError(
             f"`router_aux_loss_coef={values['router_aux_loss_coef']}` does not work here, the distillation loss has no "
             "load-balancing term; leave it unset."
+        )
+
+
+def check_loss(method: str, loss: str, divergence: str) -> None:
+    """The loss is known, and the method's target is what it reads."""
+    for name, value, known in (
+        ("distillation_loss", loss, ("sampled", TOPK)),
+        ("topk_divergence", divergence, TARGET_DIVERGENCES),
+    ):
+        if value not in known:
+            raise ValueError(f"`{name}` {value!r} is not known: choose one of {', '.join(known)}.")
+    if loss == TOPK and not get_method(method).has_distribution:
+        raise ValueError(
+            f"`distillation_loss` {TOPK!r} needs a distribution as target, and method {method!r} has one number for "
+            "each sampled token; set it to 'sampled'."
         )
 
 

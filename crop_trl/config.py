@@ -98,7 +98,15 @@ class CROPConfig(GRPOConfig):
         "Vocabulary entries the scorers return at each position (K of the paper). Not to be confused with `top_k`, "
         "which restricts sampling.",
     )
-    lambda_opd: float = option(1.0, "Strength of the teacher's correction in the advantages.")
+    lambda_opd: float = option(1.0, "Strength of the teacher in the loss.")
+    distillation_loss: str = option(
+        "sampled",
+        "sampled: the teacher's log-probability of each sampled token corrects its advantage, as in the paper; topk: a "
+        "divergence of the student from the teacher's `score_top_k` entries and the rest as one is minimised.",
+    )
+    topk_divergence: str = option(
+        "forward", "Which one: forward, KL(teacher || student); reverse, KL(student || teacher); or jsd."
+    )
     iw_max_weight: float = option(1.5, "Largest weight of importance-weighted distillation.")
     selector_seed: int = option(42, "Seed of methods that draw at random.")
     credit_lambda: float | None = option(
@@ -260,6 +268,7 @@ class CROPConfig(GRPOConfig):
         if not isinstance(self.method, str):
             raise ValueError(f"`method` must be the name of a method, got {self.method!r}.")
         own_settings(self.method, self.method_settings or {})
+        checks.check_loss(self.method, self.distillation_loss, self.topk_divergence)
         checks.check_number("retention_ratio", self.retention_ratio, 0)
         checks.check_number("min_tokens", self.min_tokens, 1, whole=True)
         response_budget(0, self.retention_ratio, self.min_tokens)

@@ -24,8 +24,9 @@ from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
 from . import methods
-from .checks import check_output_dir
+from .checks import TOPK, check_output_dir
 from .config import CROPConfig
+from .methods.divergence import target_divergence
 from .models.adapters import is_adapter
 from .models.distributed import gather_ragged
 from .models.dropout import remove_dropout
@@ -296,7 +297,7 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
             rewards=scored.rewards,
             advantages=scored.advantages,
         )
-        self._check_finite(selection)
+        target = signals[methods.get_method(name).target]
         student = signals.get("student/original")
         student_logprobs = None if student is None else student.sampled_logprobs
         rollout = Rollout(
@@ -307,8 +308,9 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
             # On policy those of the update itself serve, with its dropout.
             old_logprobs=None if self.args.on_policy else student_logprobs,
             engine_logprobs=output.get("sampling_per_token_logps"),
+            target=target if self.args.distillation_loss == TOPK else None,
         )
-        target = signals[methods.get_method(name).target]
+        self._check_finite(rollout)
         self._log_selection(mode, target, selection, scored.loss_mask, student_logprobs)
         if training:
             notify_rollout(self, RolloutRecord(**vars(scored), first_row=first_row, selection=selection))
@@ -369,11 +371,14 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         with self._as_scored():
             return collect_signals(needs, self.scorers, prompts, completion_ids, self.args.score_top_k)
 
-    def _check_finite(self, selection: methods.Selection) -> None:
+    def _check_finite(self, rollout: Rollout) -> None:
         """Stop before an update that would turn every weight into NaN, on all processes at once."""
+        selection = rollout.selection
         sound = torch.isfinite(selection.teacher_logprobs)
         if selection.weights is not None:
             sound = sound & torch.isfinite(selection.weights)
+        if rollout.target is not None:
+            sound = sound & torch.isfinite(rollout.target.logprobs).all(-1)
         bad = (selection.mask & ~sound).sum().reshape(1)
         count = int(self.accelerator.reduce(bad, reduction="sum"))
         if count:
@@ -413,10 +418,15 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
                 attention_mask=batch.attention_mask,
                 head_positions=batch.positions,
                 head_targets=batch.targets,
+                head_ids=None if inputs.target is None else inputs.target.token_ids,
             )
         logprobs, entropy = batch.join_ends(output.logprobs), output.entropy[: len(batch.rows)]
         # On policy and without other student signals, the rollout-time student is the one being trained.
         old_logprobs = logprobs.detach() if inputs.old_logprobs is None else inputs.old_logprobs
+        divergence = None
+        if inputs.target is not None:
+            kind = self.args.topk_divergence
+            divergence = target_divergence(inputs.target.logprobs, output.entry_logprobs, kind)
 
         terms = opd_terms(
             logprobs,
@@ -428,6 +438,7 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
             epsilon_low=self.epsilon_low,
             epsilon_high=self.epsilon_high,
             delta=self.args.delta,
+            divergence=divergence,
         )
         self._log_update(inputs, terms, old_logprobs, entropy)
         loss = terms.loss.sum() / token_count(terms.loss, inputs.num_items)

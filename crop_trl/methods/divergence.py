@@ -98,3 +98,39 @@ def topk_overlap_mass(teacher, student) -> torch.Tensor:
     teacher_probs = _working(teacher.logprobs).exp()
     _, shared = _mass_at(teacher.token_ids, student.token_ids, _working(student.logprobs))
     return (teacher_probs * shared).sum(-1)
+
+
+def _forward(p, log_p, q, log_q):
+    return p * (log_p - log_q)
+
+
+def _reverse(p, log_p, q, log_q):
+    return q * (log_q - log_p)
+
+
+def _jensen_shannon(p, log_p, q, log_q):
+    log_mean = torch.logaddexp(log_p, log_q) - math.log(2.0)
+    return 0.5 * (_forward(p, log_p, q, log_mean) + _reverse(p, log_mean, q, log_q))
+
+
+# From masses of the teacher (p) and the student (q) of a category to its share of the divergence, in nats.
+TARGET_DIVERGENCES = {"forward": _forward, "reverse": _reverse, "jsd": _jensen_shannon}
+
+
+def target_divergence(teacher_logprobs: torch.Tensor, student_logprobs: torch.Tensor, kind: str) -> torch.Tensor:
+    """
+    Divergence between teacher and student on the teacher's K entries and one more category for all others, `[...]` in
+    nats, with gradient to the student: `forward` is KL(teacher || student), `reverse` KL(student || teacher), `jsd`
+    their Jensen-Shannon divergence.
+
+    `student_logprobs` `[..., K + 1]` are of the teacher's entries and, last, of all others. Those that the student's
+    head does not have are huge negative numbers there: the teacher's mass on them joins the others. The teacher's rest
+    is 1 minus its K probabilities, and no less than that is rounded by where its logarithm is taken.
+    """
+    log_p, log_q = _working(teacher_logprobs), _working(student_logprobs)
+    absent = log_q < -1e29
+    p = log_p.exp().masked_fill(absent[..., :-1], 0.0)
+    rest = (1.0 - p.sum(-1, keepdim=True)).clamp(0.0, 1.0)
+    log_p = torch.cat([log_p, rest.clamp(min=torch.finfo(rest.dtype).eps).log()], dim=-1)
+    p = torch.cat([p, rest], dim=-1).masked_fill(absent, 0.0)
+    return TARGET_DIVERGENCES[kind](p, log_p, log_q.exp(), log_q).sum(-1)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..prompts import split_signal
+from ..prompts import NEGATIVE, split_signal
 from . import scores
 from .budget import select_top_b
 from .context import Gather, SelectionContext, SelectionSettings, Signals, TokenFunction, TopKLogprobs
@@ -55,6 +55,11 @@ class Method:
         for name in ("score", "weight", "teacher_target"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
                 raise ValueError(f"`{name}` must be a function of (signals, ctx), got {getattr(self, name)!r}.")
+
+    @property
+    def has_distribution(self) -> bool:
+        """Whether the target is a prediction of the teacher, and not a number for the sampled token alone."""
+        return self.teacher_target is None and split_signal(self.target)[1] != NEGATIVE
 
 
 @dataclass

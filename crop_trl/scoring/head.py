@@ -16,13 +16,14 @@ from .projection import backbone_of, projection_of
 class TokenHeadOutput(ModelOutput):
     """
     What a patched model returns for the N chosen positions: top K or, with gradient, the entropy beside
-    log-probabilities.
+    log-probabilities, and those of given ids.
     """
 
     logprobs: torch.Tensor | None = None  # [N], of each target (nats, fp32)
     entropy: torch.Tensor | None = None  # [N], of the full distribution (nats)
     topk_ids: torch.Tensor | None = None  # [N, K]
     topk_logprobs: torch.Tensor | None = None
+    entry_logprobs: torch.Tensor | None = None  # [n, K + 1], of `head_ids` and, last, of all other entries
 
 
 def sees_padding(config) -> bool:
@@ -44,7 +45,8 @@ def add_token_head(model: PreTrainedModel) -> None:
     `input_ids [R, L]`, gathers those hidden states, and returns a [`TokenHeadOutput`]. Without `top_k`, log-probs and
     entropy carry gradient and only the chosen positions are ever projected, forward or backward, on any device. With
     `top_k` the K most likely entries are returned, without gradient; `as_trained` rounds them as the pass without it
-    does. Patching twice changes nothing.
+    does. `head_ids [n, K]` asks for the log-probabilities of these ids too, at the first n positions, with gradient.
+    Patching twice changes nothing.
     """
     if has_token_head(model):
         return
@@ -53,7 +55,16 @@ def add_token_head(model: PreTrainedModel) -> None:
 
     # `generate` reads the signature to learn which arguments a model takes.
     @functools.wraps(type(model).forward)
-    def forward(self, *args, head_positions=None, head_targets=None, top_k=None, as_trained=False, **kwargs):
+    def forward(
+        self,
+        *args,
+        head_positions=None,
+        head_targets=None,
+        head_ids=None,
+        top_k=None,
+        as_trained=False,
+        **kwargs,
+    ):
         if head_positions is None:
             return original_forward(self, *args, **kwargs)
         kwargs.pop("labels", None)
@@ -70,8 +81,14 @@ def add_token_head(model: PreTrainedModel) -> None:
         if top_k is not None:
             ids, values, logprobs = head.topk(chosen, head_targets, top_k, as_trained)
             return TokenHeadOutput(logprobs=logprobs, topk_ids=ids, topk_logprobs=values)
-        logprobs, entropy = head.logprobs(chosen, head_targets)
-        return TokenHeadOutput(logprobs=logprobs, entropy=entropy)
+        if head_ids is None:
+            logprobs, entropy = head.logprobs(chosen, head_targets)
+            return TokenHeadOutput(logprobs=logprobs, entropy=entropy)
+        # Behind those are other ends of a response; the largest id of all is that of no entry.
+        more = len(head_targets) - len(head_ids)
+        ids = torch.nn.functional.pad(head_ids, (0, 0, 0, more), value=torch.iinfo(head_ids.dtype).max)
+        logprobs, entropy, entries = head.entries(chosen, head_targets, ids)
+        return TokenHeadOutput(logprobs=logprobs, entropy=entropy, entry_logprobs=entries[: len(head_ids)])
 
     forward.is_token_head = True
     model.forward = types.MethodType(forward, model)

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from trl.kernels.chunked_logprob import ChunkedLogProbFunction
 
+from .entries import ABSENT, EntriesInTiles
 from .topk import head_transform, tile_rows, topk_in_tiles, topk_projection
 
 # Vocabulary columns of a tile in the differentiable projection.
@@ -74,15 +75,15 @@ class MatrixHead:
         self.module = model.get_output_embeddings()
         self.softcap, self.scale = head_transform(model.config)
 
-    def _call(self, function: Callable, chosen: torch.Tensor, targets: torch.Tensor):
-        def project(chosen, targets):
+    def _call(self, function: Callable, chosen: torch.Tensor, *per_row: torch.Tensor):
+        def project(chosen, *per_row):
             weight, bias = self.module.weight, self.module.bias
             if isinstance(weight, DTensor):
                 weight, bias = weight.full_tensor(), None if bias is None else bias.full_tensor()
-            return function(chosen.to(weight.device), weight, bias, targets.to(weight.device))
+            return function(chosen.to(weight.device), weight, bias, *(part.to(weight.device) for part in per_row))
 
         with forward_as(self.module, project):
-            return self.module(chosen, targets)
+            return self.module(chosen, *per_row)
 
     def topk(self, chosen: torch.Tensor, targets: torch.Tensor, top_k: int, as_trained: bool):
         """See [`~crop_trl.scoring.topk.topk_in_tiles`]."""
@@ -101,6 +102,20 @@ class MatrixHead:
             return ChunkedLogProbFunction.apply(chosen, weight, bias, targets, *arguments)[:2]
 
         return self._call(project, chosen, targets)
+
+    def entries(self, chosen: torch.Tensor, targets: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Log-probability of each target, entropy, log-probabilities `[N, K + 1]` of `ids` and of all others."""
+
+        def project(chosen, weight, bias, targets, ids):
+            arguments = (weight, bias, targets, ids, self.softcap, self.scale)
+            of_targets, of_ids, rest, mean = EntriesInTiles.apply(chosen, *arguments)
+            logits = torch.cat([of_ids, rest[:, None]], dim=1)
+            total = logits.logsumexp(1)
+            logprobs = logits - total[:, None]
+            means = torch.cat([of_ids, mean[:, None]], dim=1).detach()
+            return of_targets - total, total.detach() - (logprobs.detach().exp() * means).sum(1), logprobs
+
+        return self._call(project, chosen, targets, ids)
 
 
 class OwnHead:
@@ -128,21 +143,40 @@ class OwnHead:
         return topk_in_tiles(chosen, self.logits, vocab, targets.to(chosen.device), top_k)
 
     def logprobs(self, chosen: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probability of each target and entropy, `[N]`, with gradient; a tile's logits are made again for it."""
+        """Log-probability of each target and entropy, `[N]`, with gradient."""
 
         def tile(hidden, targets):
             logprobs = self.logits(hidden).log_softmax(-1)
-            of_targets = logprobs.gather(-1, targets.to(logprobs.device)[:, None]).squeeze(-1)
+            of_targets = logprobs.gather(-1, targets[:, None]).squeeze(-1)
             return of_targets, -(logprobs.exp() * logprobs).sum(-1)
 
+        return self._in_tiles(tile, chosen, targets)
+
+    def entries(self, chosen: torch.Tensor, targets: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """See [`MatrixHead.entries`]."""
+
+        def tile(hidden, targets, ids):
+            logprobs = self.logits(hidden).log_softmax(-1)
+            entropy = -(logprobs.exp() * logprobs).sum(-1)
+            # One column more, for ids beyond the head.
+            logprobs = torch.nn.functional.pad(logprobs, (0, 1), value=ABSENT)
+            ids = ids.long().clamp(max=logprobs.size(1) - 1)
+            rest = logprobs.scatter(-1, ids, ABSENT).logsumexp(-1, keepdim=True)
+            of_ids = torch.cat([logprobs.gather(-1, ids), rest], dim=-1)
+            return logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy, of_ids
+
+        return self._in_tiles(tile, chosen, targets, ids)
+
+    def _in_tiles(self, tile: Callable, chosen: torch.Tensor, *per_row: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What `tile` makes of some rows, for all of them; a tile's logits are made again for its gradient."""
         # A process without kept tokens runs the modules all the same: the others wait for it in theirs.
         real, filler = len(chosen), int(not len(chosen))
-        chosen = torch.cat([chosen, chosen.new_zeros((filler, chosen.size(1)))])
-        targets = torch.cat([targets, targets.new_zeros(filler)])
+        parts = (chosen, *(part.to(chosen.device) for part in per_row))
+        parts = [torch.cat([part, part.new_zeros((filler, *part.shape[1:]))]) for part in parts]
         rows = tile_rows(chosen.device, self.model.config.get_text_config().vocab_size)
-        tiles = zip(chosen.split(rows), targets.split(rows))
-        logprobs, entropy = zip(*(checkpoint(tile, *part, use_reentrant=False) for part in tiles))
-        return torch.cat(logprobs)[:real], torch.cat(entropy)[:real]
+        tiles = zip(*(part.split(rows) for part in parts))
+        made = zip(*(checkpoint(tile, *part, use_reentrant=False) for part in tiles))
+        return tuple(torch.cat(part)[:real] for part in made)
 
 
 def projection_of(model: PreTrainedModel, forward: Callable, output_type: type, width: int) -> MatrixHead | OwnHead:

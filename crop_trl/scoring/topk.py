@@ -29,7 +29,8 @@ def head_transform(config) -> tuple[float | None, float]:
     return softcap, float(divisor) if text.model_type == "hyperclovax" else 1.0 / float(divisor)
 
 
-def _logits(hidden, weight, bias, softcap, scale, as_trained) -> torch.Tensor:
+def head_logits(hidden, weight, bias, softcap, scale, as_trained) -> torch.Tensor:
+    """Logits in fp32 of hidden states `[n, H]` by a head `[V, H]`; see [`topk_projection`]."""
     as_trained = as_trained or torch.is_autocast_enabled(hidden.device.type)
     if hidden.device.type == "cuda" and hidden.dtype in (torch.float16, torch.bfloat16) and not as_trained:
         # The tensor cores accumulate in fp32 anyway; rounding the result to bf16 would move a logit of 20 by up to 0.06
@@ -70,7 +71,7 @@ def topk_projection(
     weight = weight.to(hidden.dtype)
 
     def logits(rows: torch.Tensor) -> torch.Tensor:
-        return _logits(rows, weight, bias, softcap, scale, as_trained)
+        return head_logits(rows, weight, bias, softcap, scale, as_trained)
 
     return topk_in_tiles(hidden, logits, weight.size(0), target_ids, top_k, tile_elements)
 

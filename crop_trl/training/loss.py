@@ -1,4 +1,4 @@
-"""The clipped sampled-token distillation loss, a pure function of tensors."""
+"""The distillation loss, a pure function of tensors: clipped on sampled tokens, or a divergence from the teacher."""
 
 from typing import NamedTuple
 
@@ -6,11 +6,12 @@ import torch
 
 
 class LossTerms(NamedTuple):
-    """What the loss is made of, token by token: `loss` carries gradient, `ratio` and `advantages` are for logs."""
+    """What the loss is made of, token by token: `loss` carries gradient, the others are for logs."""
 
     loss: torch.Tensor
     ratio: torch.Tensor
     advantages: torch.Tensor
+    divergence: torch.Tensor | None = None
 
 
 def opd_terms(
@@ -24,22 +25,29 @@ def opd_terms(
     epsilon_low: float = 0.2,
     epsilon_high: float = 0.28,
     delta: float | None = None,
+    divergence: torch.Tensor | None = None,
 ) -> LossTerms:
     """
     Terms of the loss for each token (equation "crop-loss"): `max(-r A, -clip(r, 1 - epsilon_low, 1 + epsilon_high) A)`
     with `r = exp(log S - log S_old)` and `A = w * (A_base - lambda_opd * (log S_old - log T))`. `delta` bounds the
     first r, which nothing else does where A is negative (GRPO's two-sided clipping).
 
+    With `divergence`, of the student's whole distribution from the teacher's, this takes the place of the teacher's
+    part of the advantage: `A = w * A_base`, and `w * lambda_opd * divergence` is added, without ratio or clip.
+
     All tensors are of one shape, flat over tokens or `[B, T]`; see [`sampled_opd_loss`] for what they are. Gradient
-    flows through `logprobs` alone.
+    flows through `logprobs` and `divergence` alone.
     """
-    advantages = base_advantages.detach() - lambda_opd * (old_logprobs.detach() - teacher_logprobs.detach())
-    if weights is not None:
-        advantages = advantages * weights.detach()
+    weights = torch.ones_like(logprobs) if weights is None else weights.detach()
+    gap = 0.0 if divergence is not None else old_logprobs.detach() - teacher_logprobs.detach()
+    advantages = weights * (base_advantages.detach() - lambda_opd * gap)
     ratio = torch.exp(logprobs - old_logprobs.detach())
     clipped = ratio.clamp(1.0 - epsilon_low, 1.0 + epsilon_high)
     bounded = ratio if delta is None else ratio.clamp(max=delta)
-    return LossTerms(torch.maximum(-bounded * advantages, -clipped * advantages), ratio.detach(), advantages)
+    loss = torch.maximum(-bounded * advantages, -clipped * advantages)
+    if divergence is None:
+        return LossTerms(loss, ratio.detach(), advantages)
+    return LossTerms(loss + weights * lambda_opd * divergence, ratio.detach(), advantages, divergence.detach())
 
 
 def sampled_opd_loss(

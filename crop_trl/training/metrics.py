@@ -114,7 +114,10 @@ class StepMetrics:
             means.add("clip_ratio/high_mean", high.float())
             means.add("clip_ratio/region_mean", (low | high).float())
         means.add("distillation/gap_kept", old_logprobs - inputs.teacher_logprobs, counted)
-        means.add("distillation/advantage", advantages, counted)
+        if terms.divergence is None:
+            means.add("distillation/advantage", advantages, counted)
+        else:
+            means.add("distillation/divergence", terms.divergence, counted)
         means.add("entropy", entropy, counted)
         # 0 where tokens are drawn from the student's own distribution.
         means.add("sampling/logprob_plus_entropy", old_logprobs + entropy, counted)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..methods import Selection
+from ..methods import Selection, TopKLogprobs
 from ..scoring.layout import PackedBatch, pack, split_balanced
 
 
@@ -21,6 +21,7 @@ class Rollout:
     selection: Selection  # [B, T]
     old_logprobs: torch.Tensor | None = None  # of the rollout-time student; None: it is the one being trained
     engine_logprobs: torch.Tensor | None = None  # as the sampling engine reported them
+    target: TopKLogprobs | None = None  # of the teacher, where the loss reads more than the sampled token
 
     @property
     def lengths(self) -> list[int]:
@@ -38,6 +39,7 @@ class MicroBatch:
     old_logprobs: torch.Tensor | None
     weights: torch.Tensor | None
     engine_logprobs: torch.Tensor | None
+    target: TopKLogprobs | None
     num_items: torch.Tensor | None = None  # kept tokens of the optimizer step on all processes
 
     @property
@@ -68,6 +70,7 @@ def make_micro_batch(
         old_logprobs=kept(rollout.old_logprobs),
         weights=kept(rollout.selection.weights),
         engine_logprobs=kept(rollout.engine_logprobs),
+        target=None if rollout.target is None else rollout.target.rows((batch.rows, batch.columns)),
         num_items=num_items,
     )
 
