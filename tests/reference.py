@@ -63,6 +63,21 @@ def overlap_mass(teacher: dict[int, float], student: dict[int, float]) -> float:
     return math.fsum(mass for token, mass in masses(teacher).items() if token in student)
 
 
+def target_divergence(teacher: dict[int, float], student_logits: list[float], kind: str) -> float:
+    """From the student's whole logits; entries beyond them are of the teacher alone."""
+    top = max(student_logits)
+    total = top + math.log(math.fsum(math.exp(z - top) for z in student_logits))
+    q = [math.exp(z - total) for z in student_logits]
+    shared = {token: mass for token, mass in masses(teacher).items() if token < len(q)}
+    others = math.fsum(mass for token, mass in enumerate(q) if token not in shared)
+    ps = [*shared.values(), max(0.0, 1.0 - math.fsum(shared.values()))]
+    qs = [*(q[token] for token in shared), others]
+    if kind == "jsd":
+        mean = [(a + b) / 2 for a, b in zip(ps, qs)]
+        return (kl(ps, mean) + kl(qs, mean)) / 2
+    return kl(ps, qs) if kind == "forward" else kl(qs, ps)
+
+
 # --- One response, or one batch ---------------------------------------------------------------------------------------
 
 

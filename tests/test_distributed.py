@@ -41,9 +41,11 @@ TOLERANCE = 1e-4 if GPUS > 1 else 1e-5
 EVERY_METHOD = [f"{method}/resident/tied" for method in [*sorted(METHODS), "by-reward"]]
 RESIDENT = ["crop/resident/tied", "tip/resident/untied", "crop-student/resident/tied", "crop/resident/adapter"]
 RESIDENT += ["crop/resident/own", "opd/resident/ends"]
+TOPK = ["crop/resident/topk", "iw-opd/resident/untied+topk", "crop/resident/own+topk", "opd/resident/ends+topk"]
+RESIDENT += TOPK
 SHARDED = ["crop/sharded/tied", "tip/sharded/untied", "crop/sharded/own", "opd/sharded/ends"]
 CASES = {
-    "ddp": [*EVERY_METHOD, "opd/resident/ends"],
+    "ddp": [*EVERY_METHOD, "opd/resident/ends", *TOPK],
     "zero1": RESIDENT,
     "zero2": RESIDENT,
     "zero3": RESIDENT + SHARDED,

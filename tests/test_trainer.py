@@ -10,6 +10,9 @@ from tiny import flat_weights, make_model, make_rows, make_tokenizer, make_train
 from crop_trl import CROPTrainer
 from crop_trl.methods import METHODS
 
+# Selected and weighted.
+TOPK = [("crop", "topk"), ("iw-opd", "topk")]
+
 
 def sgd(model, lr=0.1):
     """Plain SGD: weights after one step show the gradient itself, where Adam would hide its scale."""
@@ -45,13 +48,26 @@ def test_every_method_trains(tmp_path, method):
     assert kept == 1.0 if METHODS[method].score is None else kept < 0.5
 
 
-@pytest.mark.parametrize("method", ["crop", "opd", "random"])
-def test_loss_and_gradient_do_not_depend_on_the_split(tmp_path, trained, method):
-    whole = trained(method=method)
-    for per_device, accumulation in ((4, 2), (1, 8)):
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_method_trains_towards_the_top_k_or_is_refused(tmp_path, method):
+    settings = {"method": method, "distillation_loss": "topk", "max_completion_length": 4, "num_generations": 2}
+    if not METHODS[method].has_distribution:
+        with pytest.raises(ValueError, match=f"'topk' needs a distribution as target, and method '{method}'"):
+            make_trainer(tmp_path, **settings)
+        return
+    trainer = train(tmp_path, **settings)
+    assert not torch.equal(flat_weights(trainer.model), flat_weights(make_model(0)))
+    assert metric(trainer, "distillation/divergence")[0] > 0 and not metric(trainer, "distillation/advantage")
+
+
+@pytest.mark.parametrize(("method", "loss"), [("crop", "sampled"), ("opd", "sampled"), ("random", "sampled"), *TOPK])
+def test_loss_and_gradient_do_not_depend_on_the_split(tmp_path, trained, method, loss):
+    whole = trained(method=method, distillation_loss=loss)
+    for per_device, accumulation in ((4, 2), (2, 4), (1, 8)):
         split = train(
             tmp_path / f"{accumulation}x{per_device}",
             method=method,
+            distillation_loss=loss,
             per_device_train_batch_size=per_device,
             gradient_accumulation_steps=accumulation,
         )
@@ -65,6 +81,42 @@ def test_a_ratio_of_one_is_pure_distillation(trained):
     everything = trained(method="crop", retention_ratio=1.0)
     assert same_update(everything, dense)
     assert not same_update(sparse, dense, tolerance=0.1)
+
+
+@pytest.mark.parametrize("divergence", ["forward", "reverse", "jsd"])
+def test_the_step_towards_the_top_k_is_that_of_whole_logits(tmp_path, divergence):
+    """The slow loss over the kept tokens, from both models' own logits, and its gradient by autograd."""
+    rollouts = []
+
+    class Watched(CROPTrainer):
+        def _generate_and_score_completions(self, inputs):
+            output = super()._generate_and_score_completions(inputs)
+            rollouts.append(output["rollout"])
+            return output
+
+    settings = {"distillation_loss": "topk", "topk_divergence": divergence, "max_grad_norm": 0.0}
+    trainer = train(tmp_path, trainer_class=Watched, **settings)
+    student, teacher = make_model(0), make_model(1, hidden=48)
+    (rollout,) = rollouts
+    total = 0.0
+    for prompt, response, kept in zip(rollout.prompt_ids, rollout.completion_ids, rollout.selection.mask):
+        ids, positions = torch.tensor([prompt + response]), len(prompt) - 1 + kept.nonzero().squeeze(-1)
+        q, p = (model(ids).logits[0, positions].softmax(-1) for model in (student, teacher))
+        top = p.detach().topk(4)
+        p, q = (torch.cat([x, 1 - x.sum(-1, keepdim=True)], -1) for x in (top.values, q.gather(-1, top.indices)))
+        mean = (p + q) / 2
+        terms = {"forward": p * (p / q).log(), "reverse": q * (q / p).log()}
+        terms["jsd"] = (p * (p / mean).log() + q * (q / mean).log()) / 2
+        total += terms[divergence].sum()
+    loss = total / rollout.selection.mask.sum()
+    loss.backward()
+    assert metric(trainer, "loss")[0] == pytest.approx(loss.item(), rel=1e-4)
+    assert metric(trainer, "distillation/divergence")[0] == pytest.approx(loss.item(), rel=1e-4)
+    with torch.no_grad():
+        for parameter in student.parameters():
+            parameter -= 0.1 * parameter.grad
+    moved, expected = (flat_weights(model) - flat_weights(make_model(0)) for model in (trainer.model, student))
+    assert (moved - expected).norm() < 1e-4 * expected.norm()
 
 
 def test_opposite_masks_give_different_gradients(trained):

@@ -18,8 +18,11 @@ from reference import (
     over_positions,
     overlap_mass,
     random_topk,
+    target_divergence,
 )
+from trl.experimental.gkd import GKDTrainer
 
+from crop_trl.methods import divergence
 from crop_trl.methods.divergence import residual_mass, topk_entropy, topk_forward_kl, topk_jsd, topk_overlap_mass
 
 PAIRWISE = {topk_jsd: jsd, topk_forward_kl: forward_kl, topk_overlap_mass: overlap_mass}
@@ -328,3 +331,65 @@ def test_positions_padded_with_zeros_are_finite(measure):
 def test_empty_response(measure):
     empty = TopK(torch.zeros(2, 0, 4, dtype=torch.int64), torch.zeros(2, 0, 4))
     assert measure(empty, empty).shape == (2, 0)
+
+
+# --- As a loss --------------------------------------------------------------------------------------------------------
+
+kinds = pytest.mark.parametrize("kind", list(divergence.TARGET_DIVERGENCES))
+
+
+def of_entries(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities of `ids` and of all other entries, from whole logits; what is beyond them is absent."""
+    logprobs = torch.nn.functional.pad(logits.log_softmax(-1), (0, 1), value=-1e30)
+    ids = ids.clamp(max=logits.size(-1))
+    rest = logprobs.scatter(-1, ids, -1e30).logsumexp(-1, keepdim=True)
+    return torch.cat([logprobs.gather(-1, ids), rest], dim=-1)
+
+
+@kinds
+@pytest.mark.parametrize("vocab", [30, 12])
+def test_target_divergence_and_its_gradient_match_the_reference(kind, vocab):
+    """Also where the teacher's head has more rows than the student's: there are 30 and the student has 12 of them."""
+    generator = torch.Generator().manual_seed(3)
+    top = torch.randn(20, 30, generator=generator, dtype=torch.float64).mul(2).log_softmax(-1).topk(5)
+    logits = 2 * torch.randn(20, vocab, generator=generator, dtype=torch.float64)
+    logits.requires_grad_()
+    value = divergence.target_divergence(top.values, of_entries(logits, top.indices), kind)
+    (gradient,) = torch.autograd.grad(value.sum(), logits)
+    assert (top.indices >= vocab).any() == (vocab < 30)
+    for n, student in enumerate(logits.tolist()):
+        teacher = dict(zip(top.indices[n].tolist(), top.values[n].tolist()))
+        assert value[n].item() == pytest.approx(target_divergence(teacher, student, kind), abs=1e-12)
+        for j in range(vocab):
+            moved = [[*student[:j], student[j] + step, *student[j + 1 :]] for step in (1e-6, -1e-6)]
+            high, low = (target_divergence(teacher, each, kind) for each in moved)
+            assert gradient[n, j].item() == pytest.approx((high - low) / 2e-6, abs=1e-8)
+
+
+@kinds
+def test_over_the_whole_vocabulary_it_is_the_divergence_of_gkd(kind):
+    generator = torch.Generator().manual_seed(4)
+    student, teacher = (torch.randn(1, 7, 20, generator=generator, dtype=torch.float64) for _ in range(2))
+    student.requires_grad_()
+    top = teacher.log_softmax(-1).topk(20)
+    ours = divergence.target_divergence(top.values, of_entries(student, top.indices), kind).mean()
+    beta = {"forward": 0.0, "reverse": 1.0, "jsd": 0.5}[kind]
+    theirs = GKDTrainer.generalized_jsd_loss(student, teacher, torch.zeros(1, 7, dtype=torch.long), beta=beta)
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
+    gradients = (torch.autograd.grad(value, student)[0] for value in (ours, theirs))
+    torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-9)
+
+
+@kinds
+@pytest.mark.parametrize("margin", [30.0, 200.0])
+def test_a_sure_student_is_moved_all_the_same(kind, margin):
+    """What it gives to all but one entry is below rounding, and above it for the teacher; no NaN, no gradient of 0."""
+    teacher = torch.tensor([[0.5, 0.2], [1.0, 0.0], [1.0, 1e-30]]).clamp(min=1e-38).log()
+    logits = torch.zeros(3, 50)
+    logits[:, 1] = margin
+    logits.requires_grad_()
+    value = divergence.target_divergence(teacher, of_entries(logits, torch.tensor([[0, 1]] * 3)), kind)
+    (gradient,) = torch.autograd.grad(value.sum(), logits)
+    assert value.isfinite().all() and (value > 0.1).all() and gradient.isfinite().all()
+    if kind == "forward":
+        torch.testing.assert_close(gradient[0, :2], torch.tensor([-0.5, 0.8]))

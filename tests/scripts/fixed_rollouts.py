@@ -2,7 +2,8 @@
 
 Started by `accelerate launch` or `torchrun`; process 0 writes masks, loss, gradient norm and gradient of every case. A
 case is `method/placement/model`, such as `crop/sharded/untied`; an `adapter` is trained on frozen weights, and `own`
-takes the road of heads that are more than a matrix; with `ends` half of the responses end with one of twenty tokens.
+takes the road of heads that are more than a matrix; with `ends` half of the responses end with one of twenty tokens;
+`topk` takes the other loss. Several of these are joined by `+`.
 """
 
 import argparse
@@ -69,12 +70,13 @@ def response_lengths(completion_ids, **kwargs) -> list[float]:
 def run(case: str, args) -> dict[str, torch.Tensor]:
     """Train one case; what a comparison between runs should look at."""
     method, placement, model = case.split("/")
-    adapter = LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.0) if model == "adapter" else None
-    student, teacher = (make_model(i, hidden=size, tied=model != "untied") for i, size in enumerate((32, 48)))
-    if model == "own":
+    model = model.split("+")
+    adapter = LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.0) if "adapter" in model else None
+    student, teacher = (make_model(i, hidden=size, tied="untied" not in model) for i, size in enumerate((32, 48)))
+    if "own" in model:
         # As with a head that is more than a matrix: the model's own forward makes the logits.
         student._head_is_matrix = teacher._head_is_matrix = False
-    if model == "ends":
+    if "ends" in model:
         teacher.generation_config.eos_token_id = list(range(5, 25))
     trainer = make_trainer(
         args.output / "run" / case,
@@ -85,7 +87,8 @@ def run(case: str, args) -> dict[str, torch.Tensor]:
         method=method,
         peft_config=adapter,
         teacher_placement=placement,
-        stop_token_ids="declared" if model == "ends" else None,
+        stop_token_ids="declared" if "ends" in model else None,
+        distillation_loss="topk" if "topk" in model else "sampled",
         per_device_train_batch_size=args.per_device,
         # Fewer prompts than two processes share evenly.
         eval_dataset=make_rows(5, seed=9),

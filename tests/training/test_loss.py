@@ -158,6 +158,25 @@ def test_advantage_moves_towards_the_teacher():
     assert advantages(10.0, weights=torch.tensor([[2.0, 0.5]])) == [[21.0, 4.0]]
 
 
+@pytest.mark.parametrize("lambda_opd", [1.0, 0.3, 0.0])
+def test_a_divergence_takes_the_place_of_the_gap(lambda_opd):
+    """Without ratio or clip; weights multiply it, and the reward keeps the term that it has beside the gap."""
+    arguments = batch(7)
+    generator = torch.Generator().manual_seed(8)
+    weights, divergence = (torch.rand(8, 11, generator=generator, dtype=torch.float64) for _ in range(2))
+    arguments["base_advantages"] = arguments["base_advantages"][:, None].expand(8, 11)
+    del arguments["loss_mask"]
+    for name in ("logprobs", "divergence"):
+        arguments[name] = (divergence if name == "divergence" else arguments[name]).clone().requires_grad_()
+    terms = opd_terms(**arguments, weights=weights, lambda_opd=lambda_opd)
+    slopes = torch.autograd.grad(terms.loss.sum(), (arguments["logprobs"], arguments["divergence"]))
+    reward = opd_terms(**{**arguments, "divergence": None}, weights=weights, lambda_opd=0.0)
+    torch.testing.assert_close(terms.loss, reward.loss + lambda_opd * weights * divergence)
+    torch.testing.assert_close(terms.advantages, weights * arguments["base_advantages"])
+    torch.testing.assert_close(slopes[0], torch.autograd.grad(reward.loss.sum(), arguments["logprobs"])[0])
+    torch.testing.assert_close(slopes[1], lambda_opd * weights)
+
+
 def test_base_advantages_belong_to_rows():
     arguments = batch(5, 3, 4)
     arguments["teacher_logprobs"] = arguments["old_logprobs"]
