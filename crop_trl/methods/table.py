@@ -27,7 +27,8 @@ class Method:
         score (`Callable`, *optional*): `(signals, ctx) -> [B, T]`; the highest are kept. `None` keeps every token.
         weight (`Callable`, *optional*): `(signals, ctx) -> [B, T]`; multiplies the advantages.
         teacher_target (`Callable`, *optional*):
-            `(signals, ctx) -> [B, T]`; replaces the teacher's log-probabilities in the loss.
+            `(signals, ctx) -> [B, T]`; replaces the teacher's log-probabilities of the sampled tokens in the loss, so
+            that the top-K loss refuses the method.
         target (`str`):
             The signal whose log-probabilities are the target in the loss, such as `"teacher/hint"` for a teacher that
             reads a prompt with a hint.

@@ -14,7 +14,7 @@ ABSENT = -1e30
 def _accumulate(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
     """`total += a @ b` in fp32, without rounding the product to a coarser type first."""
     if a.device.type == "cuda" and a.dtype in (torch.float16, torch.bfloat16):
-        total += torch.mm(a, b, out_dtype=torch.float32)
+        torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
     else:
         total.addmm_(a.float(), b.float())
 

@@ -16,6 +16,7 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedModel
 
 from .. import __version__
+from ..checks import TOPK
 from ..config import CROPConfig
 from ..files import looks_like_path
 from ..methods import get_method
@@ -31,6 +32,11 @@ PAPER = {
   author = {Li, Enhan and He, Junhao and Du, Hongyang},
   note   = {Preprint, The University of Hong Kong}
 }""",
+}
+# What each loss reads of the target.
+_READ = {
+    "sampled": "log-probability of the sampled token",
+    TOPK: "top {0.score_top_k} and the rest as one, by {0.topk_divergence} divergence",
 }
 _PACKAGES = ("trl", "transformers", "torch", "datasets", "tokenizers")
 
@@ -90,7 +96,7 @@ def method_card(args: CROPConfig, settings: Mapping[str, Any] | None = None) -> 
         "Weighted by": what(method.weight) if method.weight else "nothing",
         "Teacher's target": what(method.teacher_target)
         if method.teacher_target
-        else f"log-probability of the sampled token, {method.target}",
+        else f"{_READ[args.distillation_loss].format(args)}, {method.target}",
         "Signals": ", ".join(method.needs),
         "Vocabulary entries scored (K)": str(args.score_top_k),
         "Strength of the teacher (lambda)": f"{args.lambda_opd:g}",

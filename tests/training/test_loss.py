@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import CASES, assert_close, load_case, loss
 
+from crop_trl.methods.divergence import target_divergence
 from crop_trl.training.loss import opd_terms, sampled_opd_loss
 
 both_precisions = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
@@ -175,6 +176,24 @@ def test_a_divergence_takes_the_place_of_the_gap(lambda_opd):
     torch.testing.assert_close(terms.advantages, weights * arguments["base_advantages"])
     torch.testing.assert_close(slopes[0], torch.autograd.grad(reward.loss.sum(), arguments["logprobs"])[0])
     torch.testing.assert_close(slopes[1], lambda_opd * weights)
+
+
+def test_over_all_tokens_that_could_be_drawn_the_sampled_loss_is_the_reverse_divergence():
+    """The advantage depends on the token; a number that does not, such as the divergence itself, moves nothing."""
+    logits, teacher = torch.randn(2, 9, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    logits.requires_grad_()
+    logprobs, teacher = logits.log_softmax(-1), teacher.log_softmax(-1)
+    no_rest = torch.cat([logprobs, torch.tensor([-1e30])])
+    divergence = target_divergence(teacher, no_rest, "reverse")
+    (expected,) = torch.autograd.grad(divergence, logits, retain_graph=True)
+
+    def over_draws(per_token):
+        return torch.autograd.grad((logprobs.detach().exp() * per_token).sum(), logits, retain_graph=True)[0]
+
+    old, none = logprobs.detach(), torch.zeros(9)
+    torch.testing.assert_close(over_draws(opd_terms(logprobs, old, teacher, none).loss), expected)
+    reward = opd_terms(logprobs, old, teacher, -divergence.detach().expand(9), lambda_opd=0.0)
+    torch.testing.assert_close(over_draws(reward.loss), torch.zeros(9, dtype=torch.float64))
 
 
 def test_base_advantages_belong_to_rows():

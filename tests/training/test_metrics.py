@@ -40,6 +40,8 @@ def test_a_last_batch_that_is_not_full_counts_for_what_it_holds(tmp_path, batch_
             {"accelerator_config": {"split_batches": True}},
             "`accelerator_config` with `split_batches` does not work here",
         ),
+        ({"distillation_loss": "kl"}, "`distillation_loss` 'kl' is not known: choose one of sampled, topk"),
+        ({"topk_divergence": "tv"}, "`topk_divergence` 'tv' is not known: choose one of forward, reverse, jsd"),
         ({"accelerator_config": {"dispatch_batches": True}}, "with `dispatch_batches` does not work here"),
     ],
 )
