@@ -16,14 +16,14 @@ from crop_trl.analysis.chart import COLOURS, MARKERS, QUIET, caption, new_figure
 from crop_trl.evaluation.metrics import runs_interval
 from crop_trl.studies.rows import stored_rows
 
-DEFAULT = {"fillers": 5, "sharpness": 1.25, "style": 1, "conditions": 4, "rate": 1e-4}
+DEFAULT = {"fillers": 5, "sharpness": 1.25, "style": 1, "conditions": 4, "rate": 3e-4}
 GENERIC = {0: 26, 2: 41, 5: 55, 12: 70, 26: 82}  # fillers -> share of wording, in per cent
 PREMISES = {  # name -> title, and its values with their labels
     "fillers": ("Generic wording (%)", {n: str(share) for n, share in GENERIC.items()}),
     "sharpness": ("Logits of the teacher (times)", {1: "1", 1.25: "1.25", 1.5: "1.5", 2: "2"}),
     "style": ("Favourites", {0: "the same", 1: "differ"}),
     "conditions": ("Counterfactuals", {n: str(n) for n in (1, 2, 3, 4)}),
-    "rate": ("Learning rate", {3e-5: "3e-5", 1e-4: "1e-4", 3e-4: "3e-4"}),
+    "rate": ("Learning rate", {1e-4: "1e-4", 3e-4: "3e-4", 1e-3: "1e-3"}),
 }
 
 
