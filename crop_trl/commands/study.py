@@ -51,6 +51,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv[:end])
     args.evaluate_options = argv[end + 1 :]
     args.gpus = [name.strip() for name in args.gpus.split(",")] if args.gpus else []
+    if args.table and args.discard_models:
+        raise ValueError("`--discard_models` goes with training, and `--table` may need models; leave one of them out.")
     args.jobs = max(1, len(args.gpus)) if args.jobs is None else args.jobs
     if args.jobs < 1:
         raise ValueError(f"`--jobs` is {args.jobs}; give at least 1.")

@@ -42,7 +42,7 @@ def _cut(text: str, whole: str, length: int) -> str:
 def shown(value: Any) -> str:
     """A value as part of a file's name; what cannot stand there is left out and told apart by a hash."""
     text = value if isinstance(value, str) else json.dumps(value)
-    if len(text) <= _LONGEST_VALUE and re.fullmatch(r"[\w.+-]+", text, re.ASCII):
+    if len(text) <= _LONGEST_VALUE and re.fullmatch(r"[\w.+-]+", text, re.ASCII) and text.strip("."):
         return text
     # Of a path the last part says most.
     end = text if text[:1] in "{[" else text.rstrip("/").rpartition("/")[2]

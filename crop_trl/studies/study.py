@@ -137,7 +137,8 @@ class Study:
     def save(self) -> None:
         """Write the table, then let go of models that are not to stay."""
         rows.write_rows(self.table, self.rows)
-        for key in self.rows if self.discard_models else ():
+        # Those of runs that were not asked for are not ours to delete.
+        for key in self.runs.keys() & self.rows.keys() if self.discard_models else ():
             folder = self.output / key
             for path in [*folder.glob("checkpoint-*"), *_weights_in(folder)]:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -16,6 +16,7 @@ import yaml
 from crop_trl.commands import study
 from crop_trl.files import read_rows
 from crop_trl.studies.running import Task, last_lines, run_tasks
+from crop_trl.studies.study import Study
 from crop_trl.training.checkpoints import last_with_steps_left
 
 ROOT = Path(__file__).parents[2]
@@ -218,3 +219,13 @@ def test_what_ends_a_study_ends_its_runs(tmp_path, number):
     assert "Traceback" not in said and ("Interrupted; all runs were stopped." in said) == (number == signal.SIGINT), (
         said
     )
+
+
+def test_models_of_runs_that_were_not_asked_for_stay(tmp_path):
+    folder = tmp_path / "world" / "method=opd,seed=0"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"weights")
+    here = Study(tmp_path, {}, [], {}, discard_models=True)
+    here.rows["world/method=opd,seed=0"] = {"run": "world/method=opd,seed=0"}
+    here.save()
+    assert (folder / "model.safetensors").is_file()
