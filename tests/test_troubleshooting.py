@@ -68,7 +68,7 @@ def teacher_port():
     process = subprocess.Popen([sys.executable, str(program), "0", "toy"], stdout=subprocess.PIPE, text=True)
     port = process.stdout.readline().strip()
     # As many entries as the tokenizer of the embedded task has, but other ones.
-    words = [f"w{i}" for i in range(564)]
+    words = [f"w{i}" for i in range(618)]
     urllib3.request("POST", f"http://127.0.0.1:{port}/script", json={"words": words})
     yield port
     process.kill()
