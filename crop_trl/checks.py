@@ -3,9 +3,11 @@
 import importlib.util
 import math
 import os
+import re
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from huggingface_hub import HfApi
@@ -13,8 +15,8 @@ from huggingface_hub import HfApi
 from .methods import get_method
 from .methods.divergence import TARGET_DIVERGENCES
 from .models.sharding import WORLD_SIZES, fsdp_version, launched_processes, zero_stage
-from .prompts import needs_negatives
-from .scoring.placement import PLACEMENTS, QUANTIZATIONS, dtype_of
+from .prompts import TEACHER, needs_negatives
+from .scoring.placement import AVERAGE, MODEL, PLACEMENTS, QUANTIZATIONS, SOURCES, STUDENT, dtype_of
 from .scoring.server_http import parse_address
 from .text import masked
 
@@ -118,38 +120,72 @@ def warn_of_sampling(values: Mapping[str, Any]) -> None:
         )
 
 
-def check_teacher(
-    placement: str = "resident",
-    quantization: str | None = None,
-    server_urls: Sequence[str] | None = None,
-    init_kwargs: Mapping[str, Any] | None = None,
-    revision: str | None = None,
-) -> None:
-    """The settings that begin with `teacher_` are known and do not contradict each other."""
-    for name, value, known in (
-        ("teacher_placement", placement, PLACEMENTS),
-        ("teacher_quantization", quantization, (None, *QUANTIZATIONS)),
-    ):
-        if value not in known:
+def named_teachers(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """`teachers` with the settings of each; a path alone is the model's."""
+    teachers = values["teachers"]
+    known = [name.removeprefix("teacher_") for name in values if name.startswith("teacher_")]
+    if not isinstance(teachers, Mapping) or not teachers:
+        raise ValueError(f"`teachers` must give a path or settings by name, got {masked(teachers)!r}.")
+    for name in ("teacher_model_name_or_path", "teacher_server_urls"):
+        if values[name]:
+            raise ValueError(f"`{name}` and `teachers` both say where a teacher is; remove one of the two.")
+    found = {}
+    for name, own in teachers.items():
+        own = {"model_name_or_path": own} if isinstance(own, str) else own
+        if not re.fullmatch(r"\w+", str(name)) or name in (STUDENT, TEACHER):
+            raise ValueError(f"`teachers` has one named {name!r}; take a word that is neither teacher nor student.")
+        unknown = [setting for setting in own if setting not in known] if isinstance(own, Mapping) else [own]
+        if unknown:
             raise ValueError(
-                f"`{name}` {value!r} is not known: choose one of {', '.join(filter(None, known))}"
+                f"Teacher {name!r}: {masked(unknown[0])!r} is no setting of a teacher; choose of {', '.join(known)}."
+            )
+        urls = own.get("server_urls")
+        found[name] = {**own, "server_urls": [urls]} if isinstance(urls, str) else dict(own)
+    return found
+
+
+@contextmanager
+def told_of(teacher: str) -> Iterator[None]:
+    """Let a `ValueError` begin with the name of a teacher, where there are several."""
+    try:
+        yield
+    except ValueError as error:
+        if teacher == TEACHER:
+            raise
+        raise ValueError(f"Teacher {teacher!r}: {error}") from error
+
+
+# Settings of a teacher by what they are for.
+_FOR_A_PATH = ("teacher_model_name_or_path", "teacher_server_urls", "teacher_revision")
+_FOR_A_MODEL = ("teacher_placement", "teacher_quantization", "teacher_init_kwargs")
+
+
+def check_teacher(values: Mapping[str, Any]) -> None:
+    """The settings of one teacher, which begin with `teacher_`, are known and do not contradict each other."""
+    for name, known in (
+        ("teacher_source", SOURCES),
+        ("teacher_placement", PLACEMENTS),
+        ("teacher_quantization", (None, *QUANTIZATIONS)),
+    ):
+        if values[name] not in known:
+            raise ValueError(
+                f"`{name}` {values[name]!r} is not known: choose one of {', '.join(filter(None, known))}"
                 f"{', or leave it out' if None in known else ''}."
             )
-    if server_urls:
-        for url in server_urls if isinstance(server_urls, (list, tuple)) else [server_urls]:
+    source, urls = values["teacher_source"], values["teacher_server_urls"]
+    check_number("teacher_server_timeout", values["teacher_server_timeout"], 1)
+    if check_number("teacher_decay", values["teacher_decay"], 0) >= 1:
+        raise ValueError(f"`teacher_decay` must be less than 1, got {values['teacher_decay']!r}.")
+    if source != MODEL:
+        _refuse(values, _FOR_A_PATH, f"is for a model of its own, but `teacher_source` is {source!r}")
+    if source in (STUDENT, AVERAGE):
+        check_own_weights(values)
+    if urls:
+        for url in urls if isinstance(urls, (list, tuple)) else [urls]:
             parse_address(url)
-        local = {
-            "teacher_placement": None if placement == "resident" else placement,
-            "teacher_quantization": quantization,
-            "teacher_init_kwargs": init_kwargs,
-            "teacher_revision": revision,
-        }
-        for name, value in local.items():
-            if value:
-                raise ValueError(
-                    f"`{name}` {masked(value)!r} is for a teacher in this process, but `teacher_server_urls` puts it "
-                    "on a server; remove one of the two."
-                )
+        local = (*_FOR_A_MODEL, "teacher_revision")
+        _refuse(values, local, "is for a teacher in this process, but `teacher_server_urls` puts it on a server")
+    quantization, placement = values["teacher_quantization"], values["teacher_placement"]
     if quantization is None:
         return
     if placement != "resident":
@@ -157,16 +193,28 @@ def check_teacher(
             f"`teacher_quantization` {quantization!r} does not work with `teacher_placement` {placement!r}, quantised "
             "weights stay on their device; set it to 'resident'."
         )
-    if "quantization_config" in (init_kwargs or {}):
+    if "quantization_config" in (values["teacher_init_kwargs"] or {}):
         raise ValueError(
             "`teacher_quantization` and `quantization_config` in `teacher_init_kwargs` both say how to quantise the "
             "teacher; remove one of the two."
         )
 
 
+def check_own_weights(values: Mapping[str, Any]) -> None:
+    """Nothing is said of a model where a teacher has the student's own."""
+    why = f"is for a second model, but with `teacher_source` {values['teacher_source']!r} the student's own one reads"
+    _refuse(values, _FOR_A_MODEL, why)
+
+
+def _refuse(values: Mapping[str, Any], names: Sequence[str], why: str) -> None:
+    for name in names:
+        if values[name] and values[name] != "resident":
+            raise ValueError(f"`{name}` {masked(values[name])!r} {why}; remove one of the two.")
+
+
 def check_init_kwargs(name: str, given) -> None:
     """Keyword arguments of `from_pretrained` name a type of weights that there is, as it will be read."""
-    given = given or {}
+    given = given if isinstance(given, Mapping) else {}
     if "torch_dtype" in given:
         raise ValueError(
             f"`torch_dtype` in `{name}` would not be read beside `dtype`, which always is set; call it `dtype`."
@@ -275,9 +323,11 @@ def check_launch(args) -> None:
             f"`vllm_tensor_parallel_size` {together} does not divide the {joined} processes of this run, which share "
             "an engine in groups of that size; change one of them."
         )
-    if args.teacher_server_urls and joined > 1 and args.teacher_server_timeout >= args.ddp_timeout:
+    teachers = args.each_teacher.values()
+    waits = max((one.teacher_server_timeout for one in teachers if one.teacher_server_urls), default=0)
+    if joined > 1 and waits >= args.ddp_timeout:
         raise ValueError(
-            f"`teacher_server_timeout` {args.teacher_server_timeout:g} is not less than `ddp_timeout` "
+            f"`teacher_server_timeout` {waits:g} is not less than `ddp_timeout` "
             f"{args.ddp_timeout:g}, after which processes give up on one that waits for a server; raise `ddp_timeout`."
         )
     for setting, asked, how in (
@@ -304,7 +354,7 @@ def check_launch(args) -> None:
             )
     if fsdp == 1:
         raise ValueError("FSDP version 1 is not supported, it flattens the output head; set `fsdp_version` to 2.")
-    if args.teacher_placement == "sharded" and zero != 3 and fsdp != 2:
+    if any(one.teacher_placement == "sharded" for one in teachers) and zero != 3 and fsdp != 2:
         raise ValueError(
             "`teacher_placement` 'sharded' needs a launch with DeepSpeed ZeRO-3 or FSDP2 on several processes, such as "
             "`--accelerate_config zero3`; choose 'resident' for any other."
@@ -316,7 +366,7 @@ def check_packages(args) -> None:
     wanted = [("report_to", name) for name in args.report_to if name in ("wandb", "tensorboard", "trackio")]
     if args.use_vllm:
         wanted.append(("use_vllm", "vllm"))
-    if args.teacher_quantization:
+    if any(one.teacher_quantization for one in args.each_teacher.values()):
         wanted.append(("teacher_quantization", "bitsandbytes"))
     if args.use_liger_kernel:
         wanted.append(("use_liger_kernel", "liger_kernel"))

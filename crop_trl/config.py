@@ -15,6 +15,8 @@ from .methods import SelectionSettings
 from .methods.budget import response_budget
 from .methods.table import own_settings
 from .models.sharding import zero_stage
+from .prompts import TEACHER
+from .scoring.placement import MODEL
 from .text import is_secret, masked
 
 
@@ -59,7 +61,7 @@ class CROPConfig(GRPOConfig):
     steps (`max_steps`), here what `per_device_train_batch_size` and the data come to, with a checkpoint every 500.
     """
 
-    _VALID_DICT_FIELDS = GRPOConfig._VALID_DICT_FIELDS + ["teacher_init_kwargs", "method_settings"]
+    _VALID_DICT_FIELDS = GRPOConfig._VALID_DICT_FIELDS + ["teacher_init_kwargs", "teachers", "method_settings"]
 
     # Defaults that differ from GRPOConfig's.
     learning_rate: float = option(1e-6, "Initial learning rate for AdamW.")
@@ -126,6 +128,21 @@ class CROPConfig(GRPOConfig):
     prompts_per_step: int | None = option(
         None, "Prompts of one optimizer step over all processes; `gradient_accumulation_steps` follows from it."
     )
+    teacher_source: str = option(
+        MODEL,
+        "What the teacher is: model, one of its own; student, the weights in training; initial, those from before it, "
+        "which a new LoRA adapter leaves as they were, so that it is only switched off; or average, an exponential "
+        "average of the weights in training.",
+    )
+    teacher_decay: float = option(
+        0.99, "Share of the average that stays in each optimizer step, where `teacher_source` is average."
+    )
+    teachers: dict[str, Any] | str | None = option(
+        None,
+        "Several teachers by name, a dict or JSON: of each its path, or settings of its own, named as those that begin "
+        "with `teacher_` but without that; what it leaves out is as for a single one. The dataset column `teacher` "
+        "says which of them reads a row.",
+    )
     teacher_model_name_or_path: str | None = option(
         None, "Teacher, when it is not passed to the trainer; with `teacher_server_urls` the name it is served under."
     )
@@ -174,7 +191,7 @@ class CROPConfig(GRPOConfig):
     )
 
     def __post_init__(self):
-        for name in ("teacher_init_kwargs", "method_settings"):
+        for name in ("teacher_init_kwargs", "teachers", "method_settings"):
             if isinstance(getattr(self, name), str):
                 setattr(self, name, _json_object(name, getattr(self, name)))
         if isinstance(self.teacher_server_urls, str):
@@ -182,6 +199,8 @@ class CROPConfig(GRPOConfig):
         if isinstance(self.report_to, str) and "," in self.report_to:
             # A command line cannot give a list here.
             self.report_to = [name.strip() for name in self.report_to.split(",") if name.strip()]
+        if self.teachers is not None:
+            self.teachers = checks.named_teachers(vars(self))
         self.stop_token_ids = checks.stop_tokens(self.stop_token_ids)
         if self.epsilon_high is None:
             self.epsilon_high = self.epsilon
@@ -212,7 +231,8 @@ class CROPConfig(GRPOConfig):
         if self.use_cuda_graphs:
             checks.check_graphs(vars(self))
         if self.compile_layers:
-            checks.check_compilation(self.use_vllm, zero_stage(self), self.teacher_placement)
+            for one in self.each_teacher.values():
+                checks.check_compilation(self.use_vllm, zero_stage(self), one.teacher_placement)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields, for logs: as in [`~transformers.TrainingArguments`], secrets are masked, nested ones too."""
@@ -229,9 +249,23 @@ class CROPConfig(GRPOConfig):
         return copy
 
     @property
+    def each_teacher(self) -> dict[str, "CROPConfig"]:
+        """The configuration as it is for each teacher, by its name; of a single one that is `"teacher"`."""
+        if not self.teachers:
+            return {TEACHER: self}
+        found = {}
+        for name, own in self.teachers.items():
+            found[name] = object.__new__(type(self))
+            own = {f"teacher_{setting}": value for setting, value in own.items()}
+            vars(found[name]).update({**vars(self), **own, "teachers": None})
+        return found
+
+    @property
     def teacher_kwargs(self) -> dict[str, Any]:
         """Keyword arguments of `from_pretrained` for the teacher, its revision among them."""
-        pinned = {"revision": self.teacher_revision} if self.teacher_revision else {}
+        own = self.teacher_source == MODEL
+        revision = self.teacher_revision if own else (self.model_init_kwargs or {}).get("revision")
+        pinned = {"revision": revision} if revision else {}
         return {**pinned, **(self.teacher_init_kwargs or {})}
 
     @property
@@ -280,11 +314,12 @@ class CROPConfig(GRPOConfig):
         checks.check_numbers(values("selector_seed", "credit_seed", "selection_export_steps"), 0, whole=True)
         checks.check_numbers(values("lambda_opd", "epsilon", "epsilon_high"), 0)
         checks.check_numbers(values("learning_rate", "max_grad_norm", "credit_lambda"), 0, optional=True)
-        checks.check_numbers(values("iw_max_weight", "teacher_server_timeout"), 1)
-        where = (self.teacher_placement, self.teacher_quantization, self.teacher_server_urls)
-        checks.check_teacher(*where, self.teacher_init_kwargs, self.teacher_revision)
-        for name in ("teacher_init_kwargs", "model_init_kwargs"):
-            if isinstance(getattr(self, name), dict):
-                checks.check_init_kwargs(name, getattr(self, name))
+        checks.check_numbers(values("iw_max_weight"), 1)
+        for name, one in self.each_teacher.items():
+            with checks.told_of(name):
+                checks.check_teacher(vars(one))
+                checks.check_init_kwargs("teacher_init_kwargs", one.teacher_init_kwargs)
+        if isinstance(self.model_init_kwargs, dict):
+            checks.check_init_kwargs("model_init_kwargs", self.model_init_kwargs)
         checks.check_fixed(vars(self))
         checks.warn_of_sampling(vars(self))

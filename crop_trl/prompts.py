@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 ORIGINAL, NEGATIVE, EMPTY = "original", "negative", "empty"
 # The problem in other words: what is compared with the original may differ from it in nothing else.
 REWORDINGS = ("paraphrase", "counterfactual")
-READERS = ("teacher", "student")
+# Who reads: the student, the teacher (of several, a row's own), or one of several teachers by its name.
+STUDENT, TEACHER = "student", "teacher"
 
 TokenIds = Sequence[int]
 
@@ -28,10 +29,10 @@ TokenIds = Sequence[int]
 def split_signal(need: str) -> tuple[str, str]:
     """Who reads the responses and after which kind of prompt, from a signal's name. Raises `ValueError`."""
     reader, _, kind = need.partition("/")
-    if reader not in READERS or not re.fullmatch(r"\w+", kind):
+    if not re.fullmatch(r"\w+/\w+", need):
         raise ValueError(
-            f"Unknown signal {need!r}: it is {' or '.join(READERS)}, a slash and a kind of prompt, such as "
-            "teacher/counterfactual."
+            f"Unknown signal {need!r}: it is teacher, student or the name of a teacher, a slash and a kind of prompt, "
+            "such as teacher/counterfactual."
         )
     return reader, kind
 

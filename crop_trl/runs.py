@@ -27,6 +27,7 @@ from .prompts import (
     split_signal,
     wrap_problem,
 )
+from .scoring.placement import MODEL
 from .trainer import CROPTrainer
 from .training.results import RunResult, current_commit, statistics_of
 from .triplets import DEFAULT_PROMPT_TEMPLATE, load_triplets
@@ -149,9 +150,10 @@ class TrainConfig(CROPConfig):
 
 def check_run(script: ScriptArguments, args: TrainConfig, model: ModelConfig) -> None:
     """Raise `ValueError`, with one sentence, for settings that are missing or do not go together; mend what may be."""
+    teacher = args.teacher_model_name_or_path or args.teacher_server_urls or args.teachers
     for name, value in (
         ("model_name_or_path", model.model_name_or_path),
-        ("teacher_model_name_or_path", args.teacher_model_name_or_path or args.teacher_server_urls),
+        ("teacher_model_name_or_path", teacher or args.teacher_source != MODEL),
         ("dataset_name", script.dataset_name),
     ):
         if not value:
@@ -190,7 +192,7 @@ def check_run(script: ScriptArguments, args: TrainConfig, model: ModelConfig) ->
         **(args.model_init_kwargs or {}),
     }
     if args.process_index == 0:
-        warn_of_memory(args, model.model_name_or_path, args.teacher_model_name_or_path, vars(model))
+        warn_of_memory(args, model.model_name_or_path, vars(model))
 
 
 def make_trainer(script: ScriptArguments, args: TrainConfig, model: ModelConfig) -> CROPTrainer:

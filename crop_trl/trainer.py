@@ -24,16 +24,19 @@ from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
 from . import methods
-from .checks import TOPK, check_output_dir
+from .checks import TOPK, check_output_dir, told_of
 from .config import CROPConfig
 from .methods.divergence import target_divergence
 from .models.adapters import is_adapter
+from .models.averaging import AverageWeights
 from .models.distributed import gather_ragged
 from .models.dropout import remove_dropout
 from .models.graph_sampling import make_sampler
 from .models.sampling import own_distribution, warn_of_filters
 from .prompts import (
     NEGATIVE,
+    STUDENT,
+    TEACHER,
     draw_negatives,
     needs_negatives,
     normal_prompt,
@@ -42,13 +45,22 @@ from .prompts import (
     tokenize_variants,
 )
 from .scoring import Scorer
+from .scoring.placement import AVERAGE, MODEL
 from .scoring.preflight import PreflightReport, check_own_logits, run_preflight
 from .scoring.signals import collect_signals
-from .scoring.student import make_student
+from .scoring.student import make_own_teacher, make_student
 from .scoring.teacher import connect_teacher, make_teacher
 from .training import data
-from .training.arguments import check_arguments, check_order, no_reward, ready_student
+from .training.arguments import (
+    check_arguments,
+    check_order,
+    check_readers,
+    name_teachers,
+    no_reward,
+    ready_student,
+)
 from .training.callbacks import (
+    AverageKeeper,
     ConsoleLines,
     EngineGapWatch,
     PlainConsoleLines,
@@ -80,16 +92,17 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
     Args:
         model (`str` or [`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
             The student; see [`~trl.GRPOTrainer`].
-        teacher (`str` or [`~transformers.PreTrainedModel`] or [`~crop_trl.scoring.Scorer`], *optional*):
-            The teacher: a model, where to load it from, or anything that scores token ids. By default
-            `args.teacher_model_name_or_path`.
+        teacher (`str` or [`~transformers.PreTrainedModel`] or [`~crop_trl.scoring.Scorer`] or a mapping, *optional*):
+            The teacher: a model, where to load it from, or anything that scores token ids; or several of them by name.
+            By default what the settings of `args` say that begin with `teacher`.
         reward_funcs (*optional*):
             As in [`~trl.GRPOTrainer`]; none by default. With weight 0 in `args.reward_weights` a reward is logged
             without touching the advantages.
         args ([`CROPConfig`], *optional*): Configuration.
         train_dataset, eval_dataset (*optional*):
             Rows with `prompt` and a `NAME_prompt` for each other kind of prompt that the method reads, such as
-            `paraphrase_prompt`: all chat messages or all plain text. Evaluation needs `prompt` alone.
+            `paraphrase_prompt`: all chat messages or all plain text; of several teachers, `teacher` names the one that
+            reads the row. Evaluation needs `prompt` alone.
         teacher_processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*):
             The teacher's tokenizer, only to check that it is the student's; by default loaded from where the teacher
             came from.
@@ -107,7 +120,7 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
     def __init__(
         self,
         model: str | PreTrainedModel,
-        teacher: str | PreTrainedModel | Scorer | None = None,
+        teacher: str | PreTrainedModel | Scorer | Mapping[str, Any] | None = None,
         reward_funcs: Callable | list | None = None,
         args: CROPConfig | None = None,
         train_dataset: Dataset | IterableDataset | None = None,
@@ -118,20 +131,24 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
     ):
         check_order(teacher, reward_funcs)
         args = CROPConfig("crop") if args is None else args
-        teacher = args.teacher_model_name_or_path if teacher is None else teacher
+        teachers = name_teachers(model, teacher, args, kwargs.get("peft_config"))
+        check_readers(teachers, args, rewarded=bool(reward_funcs))
         reward_funcs = reward_funcs or no_reward
-        check_arguments(model, teacher, reward_funcs, args, **kwargs)
+        check_arguments(model, reward_funcs, args, **kwargs)
         trust, revision = args.trust_remote_code, (args.model_init_kwargs or {}).get("revision")
         tokenizer = data.tokenizer_of(model, kwargs.get("processing_class"), "model", trust, revision)
-        check_ends(args, teacher, tokenizer)
-        teacher_end = None
-        if args.teacher_server_urls:
-            teacher = connect_teacher(teacher, tokenizer, args)
-        else:
-            revision = args.teacher_kwargs.get("revision")
-            teacher_end = data.check_same_tokenizer(tokenizer, teacher, teacher_processing_class, trust, revision)
+        self.teacher_ends = {}
+        for name, (one, own) in teachers.items():
+            with told_of(name):
+                check_ends(own, one, tokenizer)
+                if own.teacher_server_urls:
+                    teachers[name] = (connect_teacher(one, tokenizer, own), own)
+                elif own.teacher_source == MODEL:
+                    revision = own.teacher_kwargs.get("revision")
+                    end = data.check_same_tokenizer(tokenizer, one, teacher_processing_class, trust, revision)
+                    self.teacher_ends[name] = end
         if train_dataset is not None:
-            train_dataset = data.prepare_prompts(train_dataset, tokenizer, args, kwargs.get("tools"))
+            train_dataset = data.prepare_prompts(train_dataset, tokenizer, args, kwargs.get("tools"), list(teachers))
         if eval_dataset is not None:
             data.check_eval_dataset(eval_dataset)
         adapter = kwargs.get("peft_config") is not None or is_adapter(model)
@@ -147,27 +164,50 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         )
         # The loss has no load-balancing term.
         self.aux_loss_enabled = False
-        self.run_settings = describe_run(teacher, args, run_settings)
+        self.run_settings = describe_run(teachers, run_settings)
         # The loss is normalised by the kept tokens of an optimizer step, so nothing else may rescale it.
         self.loss_is_scaled_for_ga = True
         self._start_metrics()
         self._add_callbacks()
-        self.scorers = self._make_scorers(teacher, teacher_end)
+        self.scorers = self._make_scorers(teachers)
         self._drawn = make_sampler(self.model, args).in_place if args.use_cuda_graphs else nullcontext
         # The update lays responses out as the student's scoring does.
-        self._layout = self.scorers["student"].layout
+        self._layout = self.scorers[STUDENT].layout
         if args.preflight and train_dataset is not None:
             self._preflight(next(iter(train_dataset), None))
         share_ends(self)
 
-    def _make_scorers(self, teacher, teacher_end: int | None) -> dict[str, Scorer]:
-        """Teacher and student, made ready to score responses."""
+    def _make_scorers(self, teachers: Mapping[str, tuple[Any, CROPConfig]]) -> dict[str, Scorer]:
+        """Teachers and student, made ready to score responses."""
         warn_of_filters(self.model)
         student = make_student(self.model, self.args, self._tokenizer.pad_token_id, self.accelerator)
-        teacher = make_teacher(teacher, self.model, self.args, self._tokenizer, self.accelerator, teacher_end)
+        self.averages = {
+            name: AverageWeights(self.model, own.teacher_decay)
+            for name, (_, own) in teachers.items()
+            if own.teacher_source == AVERAGE
+        }
+        found = {}
+        for name, (one, own) in teachers.items():
+            with told_of(name):
+                if one is None:
+                    found[name] = make_own_teacher(student, own.teacher_source, self.averages.get(name))
+                else:
+                    common = (self._tokenizer, self.accelerator, self.teacher_ends.get(name))
+                    found[name] = make_teacher(one, self.model, own, *common)
         if not self.args.on_policy and remove_dropout(self.model) and self.accelerator.is_main_process:
             print("Dropout is off: a batch of rollouts feeds several updates, which need the student as it sampled.")
-        return {"teacher": teacher, "student": student}
+        return {**found, STUDENT: student}
+
+    @property
+    def teachers(self) -> dict[str, Scorer]:
+        """Scorers of the teachers, by name; a single one is called `"teacher"`."""
+        return {name: scorer for name, scorer in self.scorers.items() if name != STUDENT}
+
+    @property
+    def _own_teachers(self) -> list[str]:
+        """Names of the teachers that are the student, which cannot be looked at before it is wrapped."""
+        student = self.scorers[STUDENT].model
+        return [name for name, teacher in self.teachers.items() if getattr(teacher, "model", None) is student]
 
     def _add_callbacks(self) -> None:
         place_reports(self)
@@ -175,16 +215,29 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
             if self.pop_callback(standard) is not None:
                 self.add_callback(own)
         self.add_callback(StepCounter(self))
+        self.add_callback(AverageKeeper(self))
         if self.args.use_vllm:
             self.add_callback(EngineGapWatch())
         self.add_callback(SelectionExport(self.args.output_dir, self.args.selection_export_steps))
 
-    def _preflight(self, row: dict[str, Any] | None) -> PreflightReport | None:
+    def _preflight(self, row: dict[str, Any] | None) -> None:
         if row is None:
-            return None
+            return
         self.add_callback(StudentPreflight(self, row))
-        teacher = self.scorers["teacher"]
-        report = run_preflight(
+        for name in sorted(self.teachers.keys() - self._own_teachers):  # the same order on all processes
+            self._check_teacher(name, row)
+
+    def _check_teacher(self, name: str, row: dict[str, Any]) -> None:
+        teacher = self.scorers[name]
+        with told_of(name):
+            report = self._report_on(teacher, row)
+        if hasattr(teacher, "stats"):
+            teacher.stats.reset()
+        if self.accelerator.is_main_process and not self.args.disable_tqdm:
+            print(f"Preflight{'' if name == TEACHER else f' of {name}'}: {report}.")
+
+    def _report_on(self, teacher: Scorer, row: dict[str, Any]) -> PreflightReport:
+        return run_preflight(
             teacher,
             row,
             prompt_kinds(methods.get_method(self.args.method).needs),
@@ -195,24 +248,24 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
             student_ends=self.eos_token_ids if self.args.stop_token_ids is None else None,
             chat_template_kwargs=self.args.chat_template_kwargs,
         )
-        if hasattr(teacher, "stats"):
-            teacher.stats.reset()
-        if self.accelerator.is_main_process and not self.args.disable_tqdm:
-            print(f"Preflight: {report}.")
-        return report
 
     def check_student(self, row: dict[str, Any]) -> None:
-        """Raise `ValueError` unless the student, wrapped for training, is scored as its own forward has it."""
+        """
+        Raise `ValueError` unless the student, wrapped for training, is scored as its own forward has it, and is a
+        teacher that preflight lets pass where it is one.
+        """
         (ids,) = self._tokenize_prompts([row["prompt"]])[0]
         with self._as_scored():
-            check_own_logits(self.scorers["student"], ids, ids, "student")
-        self.scorers["student"].stats.reset()
+            check_own_logits(self.scorers[STUDENT], ids, ids, STUDENT)
+            for name in self._own_teachers:
+                self._check_teacher(name, row)
+        self.scorers[STUDENT].stats.reset()
 
     def _set_signature_columns_if_needed(self):
         super()._set_signature_columns_if_needed()
         read = map(prompt_column, prompt_kinds(methods.get_method(self.args.method).needs))
         columns = [name for column in read for name in (column, column + "s")]
-        self._signature_columns = list(dict.fromkeys([*self._signature_columns, *columns, "answer"]))
+        self._signature_columns = list(dict.fromkeys([*self._signature_columns, *columns, TEACHER, "answer"]))
 
     def _get_train_sampler(self, dataset=None):
         places = self.args.generation_batch_size * self.args.gradient_accumulation_steps
@@ -368,8 +421,9 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
                 self.args.credit_seed,
                 self.state.global_step,
             )
+        teachers = [data.teacher_of(row, list(self.teachers)) for row in inputs]
         with self._as_scored():
-            return collect_signals(needs, self.scorers, prompts, completion_ids, self.args.score_top_k)
+            return collect_signals(needs, self.scorers, prompts, completion_ids, self.args.score_top_k, teachers)
 
     def _check_finite(self, rollout: Rollout) -> None:
         """Stop before an update that would turn every weight into NaN, on all processes at once."""

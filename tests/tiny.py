@@ -107,9 +107,10 @@ def make_trainer(
         "score_top_k": 4,
         "disable_tqdm": True,
     }
+    named = {"teacher_source", "teachers"} & set(overrides)
     return (trainer_class or CROPTrainer)(
         model=make_model(0) if student is None else student,
-        teacher=make_model(1, hidden=48) if teacher is None else teacher,
+        teacher=make_model(1, hidden=48) if teacher is None and not named else teacher,
         args=(config_class or CROPConfig)(**{**settings, **overrides}),
         train_dataset=make_rows(16) if rows is None else rows,
         processing_class=make_tokenizer() if tokenizer is None else tokenizer,

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..files import replacing
 from ..methods import METHODS, Selection, SelectionSettings, Signals, get_method, select
-from ..prompts import NEGATIVE, prompt_variants, split_signal
+from ..prompts import NEGATIVE, TEACHER, prompt_variants, split_signal
 from ..scoring import TopKLogprobs
 from ..training.responses import ScoredResponses
 
@@ -141,7 +141,9 @@ def collect_bank(trainer, rows: Iterable[Mapping[str, Any]], responses: int | No
     enough = len({str(row["prompt"]) for row in rows}) > trainer.args.credit_num_negatives
 
     def allowed(need: str) -> bool:
-        _, kind = split_signal(need)
+        reader, kind = split_signal(need)
+        if reader not in (TEACHER, *trainer.scorers):
+            return False
         return enough if kind == NEGATIVE else all(prompt_variants(row, kind) for row in rows)
 
     # Methods that need what some row lacks, or more unrelated prompts than there are, are left out of a replay.

@@ -19,6 +19,7 @@ from ..config import CROPConfig, option
 from ..planning.memory import launch_of, plan_memory, settings_from
 from ..planning.shape import shape_of
 from ..runs import ScriptArguments
+from ..scoring.placement import MODEL
 from .errors import told
 from .launch import launch_file
 from .options import SettingsParser
@@ -39,7 +40,8 @@ class PlanArguments:
 def plan(asked: PlanArguments, fields: Mapping[str, Any]) -> tuple[str, bool]:
     """What there is to say, and whether it fits. Raises `ValueError` for what cannot be planned."""
     student = asked.student or fields.get("model_name_or_path")
-    teacher = asked.teacher or fields.get("teacher_model_name_or_path")
+    own = fields.get("teacher_source") not in (None, MODEL)
+    teacher = student if own else asked.teacher or fields.get("teacher_model_name_or_path")
     if student is None or (teacher is None and not fields.get("teacher_server_urls")):
         raise ValueError(
             "student and teacher are not known; give `--student` and `--teacher`, or a --config with both."

@@ -16,6 +16,11 @@ def check_adapter(model, peft_config) -> None:
             )
 
 
+def starts_at_nothing(peft_config) -> bool:
+    """Whether a new adapter leaves the model as it is until it is trained, and the weights below it for good."""
+    return peft_config is not None and getattr(peft_config, "init_lora_weights", None) in (True, "gaussian")
+
+
 def is_adapter(model) -> bool:
     """Whether a model, or what a folder holds, is an adapter on another model."""
     if isinstance(model, str):

@@ -17,6 +17,7 @@ from ..config import CROPConfig
 from ..files import read_yaml
 from ..methods import METHODS
 from ..models.sharding import fsdp_version, zero_stage
+from ..scoring.placement import AVERAGE, MODEL, STUDENT
 from ..scoring.topk import TILE_ELEMENTS
 from ..text import markdown_table
 from .shape import ModelShape, adapter_parameters
@@ -45,7 +46,7 @@ class MemorySettings:
     retention_ratio: float = 0.2  # what the update projects; 1 for dense methods
     checkpointing: bool = True
     score_tokens: int = 16_384
-    teacher_placement: str = "resident"  # or "offload", "sharded", "server"
+    teacher_placement: str = "resident"  # or "offload", "sharded", "server", which takes nothing here
     teacher_bits: int = 16
     lora_parameters: int = 0  # 0 trains all
     student_bytes: int = 4  # of a weight as it is loaded; DeepSpeed makes it 2
@@ -206,8 +207,15 @@ def settings_from(
         return None if value is None else check_number(name, value, 1, whole=True)
 
     check_number("processes", processes, 1, whole=True)
-    placement, bits, urls = get("teacher_placement"), get("teacher_quantization"), get("teacher_server_urls")
-    check_teacher(placement, bits, urls, get("teacher_init_kwargs"))
+    if get("teachers"):
+        raise ValueError("`teachers` names several, and memory is planned for one; leave it out and give the largest.")
+    check_teacher({name: get(name) for name in _DEFAULTS if name.startswith("teacher_")})
+    placement, bits = get("teacher_placement"), {None: 16, "8bit": 8, "4bit": 4}[get("teacher_quantization")]
+    source = get("teacher_source")
+    if get("teacher_server_urls") or source == STUDENT or (source != MODEL and get("use_peft")):
+        placement = "server"
+    elif source == AVERAGE:  # in fp32, and in the shares that the student is in
+        placement, bits = "sharded" if strategy in ("zero3", "fsdp2") else "resident", 32
     longest = count("max_prompt_length") + count("max_completion_length")
     method = METHODS.get(get("method"))
     dense = method is not None and method.score is None
@@ -232,8 +240,8 @@ def settings_from(
         retention_ratio=1.0 if dense else check_number("retention_ratio", get("retention_ratio"), 0),
         checkpointing=get("gradient_checkpointing"),
         score_tokens=count("score_tokens_per_batch"),
-        teacher_placement="server" if urls else placement,
-        teacher_bits={None: 16, "8bit": 8, "4bit": 4}[bits],
+        teacher_placement=placement,
+        teacher_bits=bits,
         lora_parameters=adapter,
         student_bytes=4 if str(dtype).endswith("float32") else 2,
         generated_rows=0 if get("use_vllm") else generated,
@@ -263,7 +271,7 @@ def launch_of(file: str | Path) -> tuple[str, int]:
 
 
 def plan_memory(student: ModelShape, teacher: ModelShape | None, settings: MemorySettings) -> MemoryPlan:
-    """GPU memory of a run; `teacher` is `None` on a server."""
+    """GPU memory of a run; `teacher` may be `None` where it takes none."""
     s = settings
     own = _student(student, s)
     gradients = own.pop("gradients")
@@ -291,7 +299,7 @@ def plan_memory(student: ModelShape, teacher: ModelShape | None, settings: Memor
     return MemoryPlan(phases, s.gpu_gib)
 
 
-def warn_of_memory(args, student: str, teacher: str | None, model_fields: Mapping[str, Any] | None = None) -> None:
+def warn_of_memory(args, student: str, model_fields: Mapping[str, Any] | None = None) -> None:
     """Warn, before a model is loaded, when a run cannot fit the GPU of this process; silent where there is none."""
     if not torch.cuda.is_available() or args.use_cpu:
         return
@@ -303,6 +311,7 @@ def warn_of_memory(args, student: str, teacher: str | None, model_fields: Mappin
             return ModelShape.of(AutoConfig.from_pretrained(model, **loading))
 
         student_shape = shape(student, args.model_init_kwargs)
+        teacher = student if args.teacher_source != MODEL else args.teacher_model_name_or_path
         remote = teacher is None or bool(args.teacher_server_urls)
         teacher_shape = None if remote else shape(teacher, args.teacher_kwargs)
         zero, whole = zero_stage(args), "ddp" if args.world_size > 1 else "single"

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,6 @@ from transformers import PreTrainedModel
 from ..methods.context import TopKLogprobs
 from .head import TokenHeadOutput, add_token_head, sees_padding
 from .layout import PackedBatch, group_by_length, pack, padded_length
-from .placement import OffloadedWeights
 
 
 @dataclass
@@ -63,8 +63,9 @@ class LocalScorer:
             number that this process needs and returns the largest on any.
         as_trained (`bool`, *optional*, defaults to `False`):
             Round as the model's training pass does, for a model that is in training.
-        offload ([`~crop_trl.scoring.placement.OffloadedWeights`], *optional*):
-            Brings the weights to the device for each call of [`LocalScorer.score`].
+        ready (`Callable`, *optional*):
+            Makes a context manager round each call of [`LocalScorer.score`], within which the model has the weights to
+            score with, on their device.
         pad_to_multiple_of (`int`, *optional*, defaults to `1`):
             Pad each forward to a length that is a multiple of this.
         end_token_id (`int`, *optional*): What ends a response by the tokenizer, beside the model's own configuration.
@@ -81,7 +82,7 @@ class LocalScorer:
         context: Callable[[], AbstractContextManager] = nullcontext,
         agree: Callable[[int], int] | None = None,
         as_trained: bool = False,
-        offload: OffloadedWeights | None = None,
+        ready: Callable[[], AbstractContextManager] = nullcontext,
         pad_to_multiple_of: int = 1,
         end_token_id: int | None = None,
     ):
@@ -91,7 +92,7 @@ class LocalScorer:
         self.context = context
         self.agree = agree
         self.as_trained = as_trained
-        self.offload = offload
+        self.ready = ready
         self.stats = ScoringStats()
         if isinstance(model, PreTrainedModel):
             add_token_head(model)
@@ -131,15 +132,17 @@ class LocalScorer:
         """
         scored, n = self.score([prompt], [completion]), len(prompt) + len(completion)
         follow = [] if self.layout["with_attention_mask"] else completion[::-1]
-        with self._ready(), self.context():
+        with self.ready(), self.context():
             ids = torch.tensor([[*prompt, *completion, *follow]], device=scored.logprobs.device)
             logits = self.model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : n - 1]
         own = logits.float().log_softmax(-1).to(scored.logprobs.device).gather(-1, scored.token_ids[0].long())
         return (own - scored.logprobs[0]).abs().mean().item(), torch.finfo(logits.dtype).eps * logits.abs().max().item()
 
-    def _ready(self) -> AbstractContextManager:
-        """With the weights on their device."""
-        return nullcontext() if self.offload is None else self.offload
+    def reading_with(self, ready: Callable[[], AbstractContextManager]) -> "LocalScorer":
+        """A scorer that reads with the same model, within what `ready` makes of it."""
+        other = copy(self)
+        other.ready, other.stats = ready, ScoringStats()
+        return other
 
     @torch.no_grad()
     def score(
@@ -166,11 +169,9 @@ class LocalScorer:
         if len(prompt_ids) != len(completion_ids):
             raise ValueError(f"Got {len(prompt_ids)} prompts for {len(completion_ids)} completions.")
         top_k = self.top_k if top_k is None else top_k
-        with self._ready():
-            scored = self._score(prompt_ids, completion_ids, top_k)
-        if self.offload is not None:
-            self.stats.move_seconds += self.offload.seconds
-        return scored
+        with self.ready() as lent:
+            self.stats.move_seconds += getattr(lent, "seconds", 0.0)
+            return self._score(prompt_ids, completion_ids, top_k)
 
     def _score(self, prompt_ids, completion_ids, top_k: int) -> TopKLogprobs:
         device = next(self.model.parameters()).device

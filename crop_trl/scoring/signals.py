@@ -1,12 +1,12 @@
 """From a batch of rollouts to the signals that methods ask for."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import torch
 
 from ..methods.context import Signals, TopKLogprobs
-from ..prompts import NEGATIVE, TokenIds, split_signal
+from ..prompts import NEGATIVE, STUDENT, TEACHER, TokenIds, split_signal
 from . import Scorer
 
 _ABOVE_ZERO = 1e-3  # what rounding explains in a log-probability (nats)
@@ -35,18 +35,18 @@ def check_scored(scored, completion_ids: Sequence[TokenIds], scorer: str) -> Non
         raise ValueError(f"{what} logprobs of up to {scored.logprobs.amax():.3g}; they must be log-probabilities.")
 
 
-def _spread(part: TopKLogprobs, rows: Sequence[int], batch: int) -> TopKLogprobs:
-    """Put the scores of some rows in their places among all; the others carry an invalid mask."""
-    if len(rows) == batch:
+def _place(full: TopKLogprobs | None, part: TopKLogprobs, rows: Sequence[int], batch: int, longest: int):
+    """Put the scores of some rows in their places among all `[B, T]`, where rows without any have an invalid mask."""
+    if part.sampled_logprobs.shape == (batch, longest):
         return part
-    index = torch.tensor(rows, device=part.token_ids.device)
-    if part.mask is None:
-        part.mask = torch.ones_like(part.sampled_logprobs, dtype=torch.bool)
-    full = {}
-    for f in fields(part):
-        value = getattr(part, f.name)
-        full[f.name] = value.new_zeros((batch, *value.shape[1:])).index_copy_(0, index, value)
-    return TopKLogprobs(**full)
+    values = {**vars(part), "mask": torch.ones_like(part.sampled_logprobs, dtype=torch.bool)}
+    if part.mask is not None:
+        values["mask"] = part.mask
+    if full is None:
+        full = TopKLogprobs(**{name: v.new_zeros((batch, longest, *v.shape[2:])) for name, v in values.items()})
+    for name, value in values.items():
+        getattr(full, name)[list(rows), : value.size(1)] = value
+    return full
 
 
 def collect_signals(
@@ -55,34 +55,43 @@ def collect_signals(
     prompt_ids: Mapping[str, Sequence[Sequence[TokenIds]]],
     completion_ids: Sequence[TokenIds],
     top_k: int | None = None,
+    teachers: Sequence[str] | None = None,
 ) -> Signals:
     """
     Score the responses after every prompt that is asked for, all of one scorer in a single call. A row with fewer
     prompts of a kind has an invalid mask in the later variants; `negative` is averaged. What a scorer returns beyond
-    `top_k` entries is left out.
+    `top_k` entries is left out. `teachers` has the name of each row's own, where there are several.
     """
-    batch = len(completion_ids)
-    jobs: dict[str, list[tuple[str, list[int], list[TokenIds]]]] = {}
+    batch, longest = len(completion_ids), max(map(len, completion_ids), default=0)
+    own = [TEACHER] * batch if teachers is None else teachers
+    jobs: dict[str, list[tuple[str, int, list[int]]]] = {}
     for need in dict.fromkeys(needs):
-        scorer, kind = split_signal(need)
-        for m in range(max(map(len, prompt_ids[kind]), default=0)):
-            rows = [row for row in range(batch) if len(prompt_ids[kind][row]) > m]
-            jobs.setdefault(scorer, []).append((need, rows, [prompt_ids[kind][row][m] for row in rows]))
-    parts: dict[str, list[TopKLogprobs]] = {}
-    for scorer, scorer_jobs in jobs.items():
-        responses = [completion_ids[row] for _, rows, _ in scorer_jobs for row in rows]
-        scored = scorers[scorer].score([ids for _, _, prompts in scorer_jobs for ids in prompts], responses)
-        check_scored(scored, responses, scorer)
-        most_likely = {name: getattr(scored, name)[..., :top_k] for name in ("token_ids", "logprobs")}
+        reader, kind = split_signal(need)
+        for name in [name for name in scorers if name != STUDENT] if reader == TEACHER else [reader]:
+            read = [row for row in range(batch) if reader != TEACHER or own[row] == name]
+            for m in range(max((len(prompt_ids[kind][row]) for row in read), default=0)):
+                jobs.setdefault(name, []).append((need, m, [row for row in read if len(prompt_ids[kind][row]) > m]))
+            jobs.setdefault(name, [])
+    parts: dict[str, dict[int, TopKLogprobs]] = {need: {} for need in needs}
+    for name, asked in jobs.items():
+        # All processes call a model that is spread over them, also those without a row for it.
+        if not asked and getattr(scorers[name], "agree", None) is None:
+            continue
+        responses = [completion_ids[row] for _, _, rows in asked for row in rows]
+        prompts = [prompt_ids[split_signal(need)[1]][row][m] for need, m, rows in asked for row in rows]
+        scored = scorers[name].score(prompts, responses)
+        check_scored(scored, responses, name)
+        most_likely = {field: getattr(scored, field)[..., :top_k] for field in ("token_ids", "logprobs")}
         scored = replace(scored, **most_likely)
         start = 0
-        for need, rows, _ in scorer_jobs:
+        for need, m, rows in asked:
             part = scored.rows(slice(start, start + len(rows)))
-            parts.setdefault(need, []).append(_spread(part, rows, batch))
+            parts[need][m] = _place(parts[need].get(m), part, rows, batch, longest)
             start += len(rows)
-    for need, several in parts.items():
+    signals = {need: [several[m] for m in sorted(several)] for need, several in parts.items()}
+    for need, several in signals.items():
         if split_signal(need)[1] == NEGATIVE:
             # Of unrelated prompts only the mean log-probability of the response matters.
             mean = torch.stack([part.sampled_logprobs for part in several]).mean(0)
-            parts[need] = [replace(several[0], sampled_logprobs=mean)]
-    return Signals(parts)
+            signals[need] = [replace(several[0], sampled_logprobs=mean)]
+    return Signals(signals)

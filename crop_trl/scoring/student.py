@@ -1,18 +1,21 @@
 """The student before it is wrapped for training: made ready to project chosen positions, and its scorer."""
 
 import warnings
+from contextlib import nullcontext
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import is_peft_model
 from transformers import PreTrainedModel
 
+from ..models.averaging import AverageWeights
 from ..models.compilation import compile_layers
 from ..models.distributed import largest_of
 from ..models.rotary import check_rotary_lengths, restore_rotary_frequencies
 from ..models.sharding import gather_by_layer, is_sharded, keep_full_outputs
 from .head import add_token_head
 from .local import LocalScorer
+from .placement import INITIAL
 
 
 def warn_of_coarse_weights(student: torch.nn.Module, learning_rate: float) -> None:
@@ -25,6 +28,13 @@ def warn_of_coarse_weights(student: torch.nn.Module, learning_rate: float) -> No
             "precision).",
             stacklevel=3,
         )
+
+
+def make_own_teacher(student: LocalScorer, source: str, average: AverageWeights | None = None) -> LocalScorer:
+    """The student as its own teacher: as it is, without its adapter, or with an average of its weights."""
+    if average is not None:
+        return student.reading_with(average.lent)
+    return student.reading_with(student.model.disable_adapter if source == INITIAL else nullcontext)
 
 
 def make_student(model: PreTrainedModel, args, pad_token_id: int, accelerator: Accelerator) -> LocalScorer:

@@ -120,16 +120,16 @@ def make_teacher(
             "`teacher` is a model that ZeRO-3 split as it was loaded; pass its path, or set `teacher_placement` to "
             "'sharded'."
         )
-    offload = None
+    where = nullcontext()
     if args.teacher_placement == "offload":
         if getattr(teacher, "is_quantized", False):
             raise ValueError(
                 "`teacher_placement` 'offload' does not work with a quantised teacher, whose weights stay on their "
                 "device; set it to 'resident'."
             )
-        offload = OffloadedWeights(teacher, accelerator.device)
+        where = OffloadedWeights(teacher, accelerator.device)
     elif getattr(teacher, "hf_device_map", None) is None:  # else `device_map` said where
         teacher = teacher.to(accelerator.device)
     if args.compile_layers:
         compile_layers(teacher)
-    return LocalScorer(teacher, offload=offload, **scoring)
+    return LocalScorer(teacher, ready=lambda: where, **scoring)

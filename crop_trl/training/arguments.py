@@ -1,16 +1,21 @@
 """What a trainer is given: looked at before anything is loaded."""
 
+from collections.abc import Mapping
+from copy import deepcopy
 from inspect import isfunction
+from typing import Any
 
 import transformers
 from peft import AutoPeftModelForCausalLM, PeftModel
 from transformers import AutoConfig, PreTrainedModel, TrainingArguments
 
-from ..checks import check_hub, check_packages
+from ..checks import check_hub, check_own_weights, check_packages, told_of
 from ..config import CROPConfig
 from ..methods import get_method
-from ..models.adapters import check_adapter, is_adapter
+from ..models.adapters import check_adapter, is_adapter, starts_at_nothing
+from ..prompts import ORIGINAL, STUDENT, TEACHER, split_signal
 from ..scoring import Scorer
+from ..scoring.placement import INITIAL, MODEL
 
 
 def no_reward(completions: list, **kwargs) -> list[float]:
@@ -27,16 +32,70 @@ def check_order(teacher, reward_funcs) -> None:
         )
 
 
-def check_arguments(model, teacher, reward_funcs, args, processing_class=None, **kwargs) -> None:
-    """Raise `ValueError` unless what the trainer is given goes together."""
+def name_teachers(model, teacher, args, peft_config) -> dict[str, tuple[Any, CROPConfig]]:
+    """
+    What each teacher is made of, by name, and the configuration as it is for it: a path, a model, a scorer, or `None`
+    on a server and where it has the student's own weights. Raises `ValueError` where there is nothing, or too much.
+    """
     if not isinstance(args, CROPConfig):
         raise ValueError(f"`args` must be a CROPConfig, got {type(args).__name__}; it takes the same fields and more.")
-    if teacher is None and not args.teacher_server_urls:
-        raise ValueError(
-            "No teacher: pass `teacher` to the trainer, or set `teacher_model_name_or_path` or `teacher_server_urls`."
-        )
-    if teacher is not None and not isinstance(teacher, str | PreTrainedModel | PeftModel | Scorer):
-        raise ValueError(f"`teacher` must be a path, a model or a scorer, got {type(teacher).__name__}.")
+    if isinstance(teacher, Mapping) and not args.teachers:
+        found = {name: (one, args) for name, one in teacher.items()}
+    else:
+        found = {
+            name: (one.teacher_model_name_or_path if teacher is None else teacher, one)
+            for name, one in args.each_teacher.items()
+        }
+        if args.teachers and teacher is not None:
+            raise ValueError("`teacher` is passed to the trainer, and `teachers` is set; remove one of the two.")
+    for name, (one, own) in found.items():
+        with told_of(name):
+            found[name] = (_made_of(model, one, own, peft_config), own)
+    return found
+
+
+def _made_of(model, teacher, args: CROPConfig, peft_config):
+    """What one teacher is made of."""
+    if args.teacher_source == MODEL:
+        if teacher is None and not args.teacher_server_urls:
+            raise ValueError(
+                "No teacher: pass `teacher` to the trainer, or set `teacher_model_name_or_path`, `teacher_server_urls` "
+                "or `teacher_source`."
+            )
+        if teacher is not None and not isinstance(teacher, str | PreTrainedModel | PeftModel | Scorer):
+            raise ValueError(f"`teacher` must be a path, a model or a scorer, got {type(teacher).__name__}.")
+        return teacher
+    if teacher is not None:
+        raise ValueError(f"`teacher` is given, but `teacher_source` is {args.teacher_source!r}; remove one of the two.")
+    if args.teacher_source == INITIAL and not starts_at_nothing(peft_config):
+        return model if isinstance(model, str) else deepcopy(model)
+    check_own_weights(vars(args))
+    return None
+
+
+def check_readers(teachers: Mapping[str, tuple[Any, CROPConfig]], args, rewarded: bool) -> None:
+    """Raise `ValueError` for a method that reads with a teacher there is not, or learns from nothing but itself."""
+    method = get_method(args.method)
+    for need in method.needs:
+        reader, _ = split_signal(need)
+        if reader not in (STUDENT, TEACHER, *teachers):
+            raise ValueError(
+                f"Method {args.method!r} reads {need!r}, and no teacher has that name; name it in `teachers`."
+            )
+    reader, kind = split_signal(method.target)
+    for name, (_, own) in teachers.items() if kind == ORIGINAL else ():
+        source = own.teacher_source
+        if reader in (TEACHER, name) and (source == STUDENT or source != MODEL and not rewarded):
+            which = "the student" if source == STUDENT else "the student as it begins"
+            raise ValueError(
+                f"The target of method {args.method!r} is {method.target!r}, which with `teacher_source` {source!r} is "
+                f"{which} after the same prompt, so that there is nothing to learn; choose a method with another "
+                "target, such as 'teacher/hint', or another teacher."
+            )
+
+
+def check_arguments(model, reward_funcs, args, processing_class=None, **kwargs) -> None:
+    """Raise `ValueError` unless what the trainer is given goes together."""
     for name in ("environment_factory", "rollout_func"):
         if kwargs.get(name) is not None:
             raise ValueError(f"`{name}` is not supported: responses must follow the dataset's own prompts.")

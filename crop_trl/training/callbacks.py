@@ -38,6 +38,20 @@ class StudentPreflight(TrainerCallback):
         self.trainer.check_student(self.row)
 
 
+class AverageKeeper(TrainerCallback):
+    """Takes the weights after each optimizer step into the averages that teachers read with."""
+
+    def __init__(self, trainer):
+        self.trainer = trainer
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.trainer.start_averages()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        for average in self.trainer.averages.values():
+            average.update()
+
+
 class EngineGapWatch(TrainerCallback):
     """Warns, once, when the sampling engine and the trainer disagree on the tokens that were sampled."""
 

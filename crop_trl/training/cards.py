@@ -21,6 +21,8 @@ from ..config import CROPConfig
 from ..files import looks_like_path
 from ..methods import get_method
 from ..methods.table import own_settings
+from ..prompts import TEACHER
+from ..scoring.placement import AVERAGE, INITIAL, MODEL, STUDENT
 from ..text import markdown_table, masked
 
 TEMPLATE = Path(__file__).parent / "templates" / "model_card.md.j2"
@@ -37,6 +39,11 @@ PAPER = {
 _READ = {
     "sampled": "log-probability of the sampled token",
     TOPK: "top {0.score_top_k} and the rest as one, by {0.topk_divergence} divergence",
+}
+_SOURCES = {
+    STUDENT: "the student itself",
+    INITIAL: "the student before training",
+    AVERAGE: "an average of the student (decay {0.teacher_decay:g})",
 }
 _PACKAGES = ("trl", "transformers", "torch", "datasets", "tokenizers")
 
@@ -71,14 +78,21 @@ def code_span(text: Any) -> str | None:
     return f"{marks}{space}{text}{space}{marks}" if text else None
 
 
-def describe_run(teacher, args: CROPConfig, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What describes a run beside its configuration, the teacher first, without what must not be published."""
-    if isinstance(teacher, PreTrainedModel):
-        teacher = teacher.name_or_path or type(teacher).__name__
-    elif not isinstance(teacher, str):
-        teacher = args.teacher_model_name_or_path or type(teacher).__name__
-    pinned = {"teacher_revision": args.teacher_revision} if args.teacher_revision else {}
-    return {name: public_name(value) for name, value in {"teacher": teacher, **pinned, **(settings or {})}.items()}
+def describe_run(
+    teachers: Mapping[str, tuple[Any, CROPConfig]], settings: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What describes a run beside its configuration, the teachers first, without what must not be published."""
+    described = {}
+    for name, (teacher, args) in teachers.items():
+        name = TEACHER if name == TEACHER else f"{TEACHER}_{name}"
+        if args.teacher_source != MODEL:
+            teacher = _SOURCES[args.teacher_source].format(args)
+        elif isinstance(teacher, PreTrainedModel):
+            teacher = teacher.name_or_path or type(teacher).__name__
+        elif not isinstance(teacher, str):
+            teacher = args.teacher_model_name_or_path or type(teacher).__name__
+        described |= {name: teacher, **({f"{name}_revision": args.teacher_revision} if args.teacher_revision else {})}
+    return {name: public_name(value) for name, value in {**described, **(settings or {})}.items()}
 
 
 def method_card(args: CROPConfig, settings: Mapping[str, Any] | None = None) -> dict[str, str]:

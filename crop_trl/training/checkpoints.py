@@ -5,6 +5,7 @@ import os
 import shutil
 import uuid
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from transformers.trainer_utils import get_last_checkpoint, rotate_checkpoints
 
 from ..files import read_object, write_json
 from ..models.adapters import is_adapter
-from ..models.sharding import launch_name
+from ..models.averaging import AverageWeights
+from ..models.sharding import is_sharded, launch_name
+from ..scoring.placement import AVERAGE
 from .prompt_order import order_trouble, prompt_order
 
 # Not the form of a name that is looked for when a run is resumed.
@@ -24,6 +27,8 @@ _WHOLE = "give the folder of a whole checkpoint"
 _NEW_RUN = "or start a new run from its weights (`model_name_or_path`)"
 # These split the same parts, and go on from each other's.
 _ALIKE = {"ZeRO-1", "ZeRO-2"}
+# By the name of the teacher that reads with it, and the process whose part it is.
+_AVERAGE = "average_{}_{}.safetensors"
 
 
 class SaveError(RuntimeError):
@@ -136,6 +141,9 @@ def _trouble(folder: Path, args, rows, adapter: bool | None) -> str | None:
             found = (folder / name).stat().st_size
             if found != size:
                 return f"is damaged, {name} has {found} bytes and had {size}; {_WHOLE}"
+    for name, teacher in args.each_teacher.items():
+        if teacher.teacher_source == AVERAGE and not any(folder.glob(_AVERAGE.format(name, "*"))):
+            return f"holds no average of the student's weights (`teacher_source` {AVERAGE!r}); {_NEW_RUN[3:]}"
     if not any(folder.glob("rng_state*.pth")):
         # A saved model, or what `save_only_model` leaves: the optimizer would start anew in silence.
         return f"holds no states of optimizer and random numbers; {_WHOLE}"
@@ -150,6 +158,8 @@ class WholeCheckpoints:
     state: TrainerState
     # Optimizer steps that batches of rollouts still had to feed when a run ended: its prompts are further on by them.
     dropped_steps = 0
+    # Averages of the weights in training, by the name of the teacher that reads with them.
+    averages: Mapping[str, AverageWeights] = {}
     _staging: str | None = None
     _order: dict[str, Any] | None = None
 
@@ -161,6 +171,7 @@ class WholeCheckpoints:
         if checkpoint is not None:
             self._go_on_from(Path(checkpoint))
         self._runs.append(uuid.uuid4().hex[:12])
+        self._goes_on_from = checkpoint
         return super().train(checkpoint, **kwargs)
 
     def _go_on_from(self, checkpoint: Path) -> None:
@@ -183,6 +194,15 @@ class WholeCheckpoints:
             )
         for sentence in said if self.is_world_process_zero() else ():
             warnings.warn(f"{str(checkpoint)!r} {sentence}.", stacklevel=3)
+
+    def start_averages(self) -> None:
+        """Begin the averages anew, or where the checkpoint left off, once the model is wrapped and has its weights."""
+        for name, average in self.averages.items():
+            average.start(self._goes_on_from and self._average_file(self._goes_on_from, name))
+
+    def _average_file(self, folder: str | Path, name: str) -> Path:
+        part = self.args.process_index if is_sharded(self.accelerator) else 0
+        return Path(folder) / _AVERAGE.format(name, part)
 
     def _maybe_log_save_evaluate(self, *args, **kwargs) -> None:
         # Rollouts are not saved, so a checkpoint waits for the last step of a batch of them, or of the run; and so
@@ -252,6 +272,9 @@ class WholeCheckpoints:
         self._staging = str(staging)
         try:
             super()._save_checkpoint(model, trial)
+            for name, average in self.averages.items():
+                if is_sharded(self.accelerator) or self.args.should_save:
+                    average.save(self._average_file(written, name))
             if self.state.best_model_checkpoint == str(written):
                 self.state.best_model_checkpoint = str(final)
                 if self.args.should_save:

@@ -2,7 +2,8 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import datasets
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -13,6 +14,7 @@ from ..prompts import (
     EMPTY,
     NEGATIVE,
     REWORDINGS,
+    TEACHER,
     check_rendering,
     generation_suffix,
     is_chat,
@@ -22,6 +24,7 @@ from ..prompts import (
     prompt_variants,
     render_prompts,
     row_kinds,
+    split_signal,
     tokenize_variants,
 )
 
@@ -73,10 +76,18 @@ def check_columns(dataset, kinds: Sequence[str], method: str, limited: Sequence[
         raise ValueError("`prompts` is not a dataset column the trainer can take beside `prompt`; rename or drop it.")
 
 
+def teacher_of(row: Mapping[str, Any], teachers: Sequence[str]) -> str:
+    """The teacher of a row, by default the first. Raises `ValueError` for one that there is not."""
+    name = row.get(TEACHER) if len(teachers) > 1 else None
+    if name not in (None, *teachers):
+        raise ValueError(f"A row's `teacher` is {name!r}, and `teachers` has {', '.join(teachers)}; name one of them.")
+    return name or teachers[0]
+
+
 class RowCheck:
     """
     Which rows can be trained on, batch by batch, and why the others left: `dropped`, reason -> number. The limit is on
-    the kinds of prompt in `limited`, by default all that a row has.
+    the kinds of prompt in `limited`, by default all that a row has. With several `teachers` a row names its own.
     """
 
     def __init__(
@@ -85,8 +96,10 @@ class RowCheck:
         tokenizer: PreTrainedTokenizerBase,
         max_prompt_length: int | None,
         limited: Sequence[str] | None = None,
+        teachers: Sequence[str] = (),
         **chat,
     ):
+        self.teachers = teachers
         self.needed, self.tokenizer, self.limit, self.chat = needed, tokenizer, max_prompt_length, chat
         self.limited = limited
         self.dropped: Counter = Counter()
@@ -109,6 +122,10 @@ class RowCheck:
 
     def _reason(self, row: dict) -> str | None:
         turns = None
+        if self.teachers:
+            teacher_of(row, self.teachers)
+            if row.get(TEACHER) is None:
+                return "without teacher"
         for kind in self._kinds(row):
             column, variants = prompt_column(kind), prompt_variants(row, kind)
             if not variants:
@@ -163,18 +180,27 @@ def _without_images(dataset):
     return dataset.remove_columns(columns) if columns else dataset
 
 
-def prepare_prompts(dataset, tokenizer: PreTrainedTokenizerBase | None, args, tools: list | None = None):
+def prepare_prompts(
+    dataset,
+    tokenizer: PreTrainedTokenizerBase | None,
+    args,
+    tools: list | None = None,
+    teachers: Sequence[str] = (TEACHER,),
+):
     """
     Leave out rows that lack a prompt which the method reads, or have one of more than `max_prompt_length` tokens, of
     any kind (of `max_prompt_length_kinds`): all methods train on the same rows. Raises `ValueError` for what cannot be
     trained on.
     """
-    kinds = prompt_kinds(get_method(args.method).needs)
+    needs = get_method(args.method).needs
+    kinds = prompt_kinds(needs)
+    own_teacher = len(teachers) > 1 and any(split_signal(need)[0] == TEACHER for need in needs)
     check_columns(dataset, kinds, args.method, args.max_prompt_length_kinds)
     dataset = _without_images(dataset)
     if tokenizer is not None:
         chat = {**(args.chat_template_kwargs or {}), **({"tools": tools} if tools else {})}
-        check = RowCheck(kinds, tokenizer, args.max_prompt_length, args.max_prompt_length_kinds, **chat)
+        limits = (args.max_prompt_length, args.max_prompt_length_kinds)
+        check = RowCheck(kinds, tokenizer, *limits, teachers if own_teacher else (), **chat)
         dataset = _fitting(dataset, check, talk=args.process_index == 0, progress=not args.disable_tqdm)
     prompts_per_batch = args.generation_batch_size // args.num_generations
     if isinstance(dataset, datasets.Dataset) and len(dataset) < prompts_per_batch:

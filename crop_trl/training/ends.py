@@ -38,7 +38,8 @@ def share_ends(trainer) -> None:
     given = trainer.args.stop_token_ids
     if given is None:
         return
-    others = (trainer.scorers["teacher"].ends or ()) if given == DECLARED else given
+    declared = [end for teacher in trainer.teachers.values() for end in teacher.ends or ()]
+    others = declared if given == DECLARED else given
     ends = sorted({*trainer.eos_token_ids, *others})
     if trainer.accelerator.is_main_process and not trainer.args.disable_tqdm:
         names = ", ".join(f"{trainer._tokenizer.decode([end])!r} ({end})" for end in ends)

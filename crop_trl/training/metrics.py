@@ -11,6 +11,7 @@ from ..methods import TopKLogprobs
 from ..methods.divergence import residual_mass
 from ..models.distributed import RunningMeans
 from ..models.sampling import SameDraws
+from ..prompts import TEACHER
 from .arguments import no_reward
 from .loss import LossTerms
 from .update import MicroBatch
@@ -89,11 +90,12 @@ class StepMetrics:
                     "response: are the prompts of a row the same text?",
                     stacklevel=2,
                 )
-        stats = getattr(self.scorers["teacher"], "stats", None)
-        if stats is not None:
-            for name, value in stats.metrics().items():
-                self._metrics[mode][f"scoring/{name}"].append(value)
-            stats.reset()
+        for teacher, scorer in self.teachers.items():
+            whose = "" if teacher == TEACHER else f"{teacher}/"
+            if getattr(scorer, "stats", None) is not None:
+                for name, value in scorer.stats.metrics().items():
+                    self._metrics[mode][f"scoring/{whose}{name}"].append(value)
+                scorer.stats.reset()
 
     def _flush(self, mode: str) -> None:
         for name, value in self._means[mode].flush(self.accelerator).items():

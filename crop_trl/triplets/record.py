@@ -102,7 +102,7 @@ def to_row(
                 row[f"{kind}_prompts"] = [wrapped(text) for text in _variants(record, f"{kind}_problem", count)]
     row |= {name: None if record.get(name) is None else str(record[name]) for name in _PLAIN}
     # The picture of an answer lays it beside the solution.
-    return row | ({"solution": record["solution"]} if isinstance(record.get("solution"), str) else {})
+    return row | {name: record[name] for name in ("solution", "teacher") if isinstance(record.get(name), str)}
 
 
 def _is_unicode(row: Mapping[str, Any]) -> bool:
