@@ -21,6 +21,7 @@ class AverageWeights:
 
     def _shares(self) -> dict[str, torch.Tensor]:
         """This process's part of each trainable weight, to be changed in place."""
+        self._reshard()
         trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         if any(hasattr(p, "ds_tensor") for p in trained.values()):
             return {name: p.ds_tensor.data for name, p in trained.items()}
@@ -58,11 +59,15 @@ class AverageWeights:
         for name, share in shares.items():
             share.copy_(values[name])
         # What sharding has gathered of a weight would be used in place of what was changed.
-        for module in self.model.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
+        self._reshard()
         split = [p for p in self.model.parameters() if hasattr(p, "ds_status")]
         whole = [p for p in split if p.ds_status.name == "AVAILABLE"]
         if shares and whole:
             whole[0].partition(whole)
             whole[0].all_gather(whole)
+
+    def _reshard(self) -> None:
+        """Let go of whole weights that FSDP2 keeps from one forward to the next."""
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
