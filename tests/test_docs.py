@@ -106,7 +106,7 @@ def check_script(words: list[str]) -> None:
                 assert launch_file(arguments[place + 1])
             if option == "--selector" and arguments[place + 1] != "FILE:NAME":
                 file, _, name = arguments[place + 1].partition(":")
-                assert f"def {name}(" in (ROOT / file).read_text()
+                assert re.search(rf"^(def )?{name}( = |\()", (ROOT / file).read_text(), re.MULTILINE)
             if option == "--method":
                 assert arguments[place + 1] in {*METHODS, "base"}
 

@@ -12,6 +12,9 @@ from trl import TrlParser
 
 from ..files import read_yaml
 
+# What takes the place of a teacher that a file names.
+_TEACHERS = ("teacher_source", "teachers")
+
 
 def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
     """The end of a sentence about a name that is not known."""
@@ -89,8 +92,10 @@ class SettingsParser(SentenceParser, TrlParser):
                     f"`method` {source['method']!r} and `selector` {source['selector']!r} exclude each other; give one."
                 )
         # A file excludes nothing that the command line asks for.
-        for one, other in (("method", "selector"), ("selector", "method")):
-            if getattr(given, one, None):
+        replaced = [("method", "selector"), ("selector", "method")]
+        replaced += [(name, f"teacher_{what}") for name in _TEACHERS for what in ("model_name_or_path", "server_urls")]
+        for one, other in replaced:
+            if getattr(given, one, None) not in (None, "model"):
                 config.pop(other, None)
         left = self.set_defaults_with_config(**config)
         if left:
