@@ -61,6 +61,9 @@ class CROPConfig(GRPOConfig):
     steps (`max_steps`), here what `per_device_train_batch_size` and the data come to, with a checkpoint every 500.
     """
 
+    # Whether anything is learned; evaluations alone ask less of a teacher.
+    train = True
+
     _VALID_DICT_FIELDS = GRPOConfig._VALID_DICT_FIELDS + ["teacher_init_kwargs", "teachers", "method_settings"]
 
     # Defaults that differ from GRPOConfig's.

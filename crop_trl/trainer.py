@@ -132,7 +132,7 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         check_order(teacher, reward_funcs)
         args = CROPConfig("crop") if args is None else args
         teachers = name_teachers(model, teacher, args, kwargs.get("peft_config"))
-        check_readers(teachers, args, rewarded=bool(reward_funcs))
+        check_readers(teachers, args, reward_funcs)
         reward_funcs = reward_funcs or no_reward
         check_arguments(model, reward_funcs, args, **kwargs)
         trust, revision = args.trust_remote_code, (args.model_init_kwargs or {}).get("revision")

@@ -305,7 +305,9 @@ def asked_for(**settings) -> SimpleNamespace:
         "optim": OptimizerNames.ADAMW_TORCH,
     }
     state = SimpleNamespace(distributed_type=SimpleNamespace(value=settings.pop("distributed_type", "MULTI_GPU")))
-    return SimpleNamespace(**{**defaults, "world_size": 2, "distributed_state": state, **settings})
+    args = SimpleNamespace(**{**defaults, "world_size": 2, "distributed_state": state, **settings})
+    args.each_teacher = {"teacher": args}
+    return args
 
 
 @pytest.mark.parametrize(

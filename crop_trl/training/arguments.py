@@ -73,8 +73,9 @@ def _made_of(model, teacher, args: CROPConfig, peft_config):
     return None
 
 
-def check_readers(teachers: Mapping[str, tuple[Any, CROPConfig]], args, rewarded: bool) -> None:
+def check_readers(teachers: Mapping[str, tuple[Any, CROPConfig]], args: CROPConfig, reward_funcs) -> None:
     """Raise `ValueError` for a method that reads with a teacher there is not, or learns from nothing but itself."""
+    rewarded = bool(reward_funcs) and (args.reward_weights is None or any(args.reward_weights))
     method = get_method(args.method)
     for need in method.needs:
         reader, _ = split_signal(need)
@@ -83,7 +84,7 @@ def check_readers(teachers: Mapping[str, tuple[Any, CROPConfig]], args, rewarded
                 f"Method {args.method!r} reads {need!r}, and no teacher has that name; name it in `teachers`."
             )
     reader, kind = split_signal(method.target)
-    for name, (_, own) in teachers.items() if kind == ORIGINAL else ():
+    for name, (_, own) in teachers.items() if kind == ORIGINAL and args.train else ():
         source = own.teacher_source
         if reader in (TEACHER, name) and (source == STUDENT or source != MODEL and not rewarded):
             which = "the student" if source == STUDENT else "the student as it begins"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import urllib3
-from tiny import SPECIAL, WORDS, make_trainer, metric
+from tiny import SPECIAL, WORDS, make_model, make_rows, make_tokenizer, make_trainer, metric
 
 from crop_trl.retries import Transient
 from crop_trl.scoring import Scorer, server
@@ -404,3 +404,17 @@ def test_trains_with_a_teacher_on_a_server(teacher, tmp_path):
     trainer.train()
     assert metric(trainer, "scoring/sequences") == [24.0, 24.0] and metric(trainer, "scoring/retries") == [0.0, 0.0]
     assert_right(trainer.scorers["teacher"].score(PROMPTS, COMPLETIONS))
+
+
+def test_a_teacher_on_a_server_beside_one_that_is_here(teacher, tmp_path):
+    teacher.script(words=[*SPECIAL, *WORDS])
+    rows = make_rows(16).map(lambda row, place: {"teacher": ["far", "near"][place % 2]}, with_indices=True)
+    make_model(1).save_pretrained(tmp_path / "near")
+    make_tokenizer().save_pretrained(tmp_path / "near")
+    named = {"far": {"model_name_or_path": "toy", "server_urls": teacher.url}, "near": str(tmp_path / "near")}
+    trainer = make_trainer(tmp_path, rows=rows, teachers=named, max_prompt_length=30, score_top_k=K, max_steps=2)
+    trainer.train()
+    # Of two prompts one is read by each, as a whole triplet.
+    for name in named:
+        assert metric(trainer, f"scoring/{name}/sequences") == [12.0, 12.0]
+    assert_right(trainer.scorers["far"].score(PROMPTS, COMPLETIONS))

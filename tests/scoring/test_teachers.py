@@ -239,6 +239,10 @@ REFUSED = {
         },
         "The target of method 'opd' is 'teacher/original', which with `teacher_source` 'student' is the student after",
     ),
+    "a reward to look at": (
+        {"teacher_source": "initial", "method": "opd", "reward_funcs": some_reward, "reward_weights": [0.0]},
+        "The target of method 'opd' is 'teacher/original', which with `teacher_source` 'initial' is the student as it",
+    ),
     "nothing to begin with": (
         {"teacher_source": "average", "method": "crop"},
         "The target of method 'crop' is 'teacher/original', which with `teacher_source` 'average' is the student as it",
