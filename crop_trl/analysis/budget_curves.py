@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ..evaluation.metrics import runs_interval
-from ..evaluation.tables import HARD_SELECTORS
+from ..evaluation.tables import HARD_SELECTORS, has_budget
 from ..files import read_object
 from ..methods import METHODS
 from ..training.results import FILE, RunResult
@@ -66,9 +66,7 @@ class BudgetCurves:
 
 
 def _point(values: Sequence[float], lowest: float = 0.0) -> Point:
-    interval = runs_interval(values)
-    inside = interval and (max(interval[0], lowest), min(interval[1], 1.0))
-    return Point(float(np.mean(values)), inside, len(values))
+    return Point(float(np.mean(values)), runs_interval(values, (lowest, 1.0)), len(values))
 
 
 def _difference(ours: list[StudentAccuracy], theirs: list[StudentAccuracy]) -> Point:
@@ -153,7 +151,7 @@ def _student(file: Path, method: str, ratio, accuracy, seed) -> StudentAccuracy:
     accuracy = number("accuracy", accuracy)
     if not 0 <= accuracy <= 1:
         raise ValueError(f"{str(file)!r}: `accuracy` must be a share between 0 and 1, got {accuracy:g}.")
-    if method == BASE or (method in METHODS and METHODS[method].score is None):
+    if not has_budget(method):
         ratio = None
     elif ratio in (None, ""):
         if method in METHODS:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ..evaluation.tables import bold_maxima, percent
+from ..evaluation.tables import between, bold_maxima, percent
 from ..text import markdown_table
 from .budget_curves import BASE, BudgetCurves, Point, StudentAccuracy, budget_curves
 
@@ -62,14 +62,11 @@ def budget_table(curves: BudgetCurves) -> str:
     return markdown_table(header, rows, right=True, padded=True) + before
 
 
-def _interval(point: Point | None) -> str:
-    if point is None or point.interval is None:
-        return ""
-    low, high = (100 * bound for bound in point.interval)
-    return f" ({low:.1f} to {high:.1f})"
+def _interval(point: Point | None, sign: str = "") -> str:
+    return f" ({between(point.interval, sign)})" if point and point.interval else ""
 
 
 def _gain(point: Point | None, best: str | None = None) -> str:
     if point is None:
         return "-"
-    return f"{100 * point.accuracy:+.2f}{_interval(point)}" + (f", {best}" if best else "")
+    return f"{100 * point.accuracy:+.2f}{_interval(point, '+')}" + (f", {best}" if best else "")

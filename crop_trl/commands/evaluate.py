@@ -78,7 +78,7 @@ def check_options(args: argparse.Namespace) -> None:
     if args.batch_size is not None and args.batch_size < 1:
         raise ValueError(f"`--batch_size` is {args.batch_size}: choose at least 1.")
     # Names stand in cells of Markdown tables.
-    named = [("--label", args.label), *(("--compare", item.rpartition("=")[0]) for item in args.compare or ())]
+    named = [("--label", args.label), *(("--compare", named_folder(item)[0]) for item in args.compare or ())]
     for option, name in named:
         if name and (not name.isprintable() or "|" in name):
             raise ValueError(f"`{option}` {name!r} is no name for a table: leave out line breaks and `|`.")
@@ -164,11 +164,17 @@ def report(results: dict, folder: Path) -> None:
     print(text)
 
 
+def named_folder(item: str) -> tuple[str, str]:
+    """Name and folder of NAME=DIR or DIR; folders of a study have equals signs of their own."""
+    cuts = [("", item), *((item[:place], item[place + 1 :]) for place, sign in enumerate(item) if sign == "=")]
+    return next((cut for cut in cuts if Path(cut[1]).is_dir()), cuts[:2][-1])
+
+
 def compare(args: argparse.Namespace) -> None:
     """Tables of several runs side by side, those of several settings joined."""
     given = []
     for item in args.compare:
-        name, _, folder = item.rpartition("=")
+        name, folder = named_folder(item)
         results = run.load_results(folder)
         given.append((results.get("setting"), name or results.get("label") or Path(folder).name, results))
     numbers = Counter(setting for setting, *_ in given)

@@ -12,11 +12,12 @@ to another machine, its runs count as finished there.
 import argparse
 import shlex
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from tqdm import tqdm
 
-from ..files import InUseError, alone_in, write_text
+from ..files import alone_in, write_text
 from ..studies.naming import NamedRun, named_run
 from ..studies.running import run_tasks
 from ..studies.study import Study, runs_of
@@ -87,17 +88,28 @@ def train(study: Study, args: argparse.Namespace) -> None:
         run_tasks(study.tasks(), args.jobs, args.gpus, ended)
 
 
+def alone(args: argparse.Namespace) -> AbstractContextManager[None]:
+    """Keep a second study out of the folder."""
+    return alone_in(args.output / ".lock", f"`output` {str(args.output)!r}")
+
+
+def measure(study: Study, args: argparse.Namespace) -> None:
+    """Evaluate what is to be evaluated."""
+    tasks = study.evaluations(args.benchmarks, args.evaluate_options)
+    with tqdm(total=len(tasks), unit="model", smoothing=0) as bar:
+        run_tasks(tasks, args.jobs, args.gpus, lambda *end: (study.ended(*end), bar.update()))
+
+
 def tabulate(study: Study, args: argparse.Namespace) -> None:
-    """Evaluate what is to be evaluated, then print and write the tables."""
-    if args.benchmarks:
-        tasks = study.evaluations(args.benchmarks, args.evaluate_options)
-        with tqdm(total=len(tasks), unit="model", smoothing=0) as bar:
-            run_tasks(tasks, args.jobs, args.gpus, lambda *end: (study.ended(*end), bar.update()))
-    if not study.asked:
-        raise ValueError(f"`output` {str(args.output)!r} holds no finished run; leave out `--table` to run them first.")
+    """Print the tables, and write them where that is possible."""
     text = study_markdown(study.asked.values(), study.defaults, args.against, args.average)
-    write_text(args.output / "tables.md", text)
     print(text)
+    try:
+        with alone(args):
+            study.save()
+            write_text(args.output / "tables.md", text)
+    except (ValueError, OSError) as error:  # a folder to read only, or of a study that runs and saves its own rows
+        print(f"The tables are printed only: {error}", file=sys.stderr)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -112,14 +124,15 @@ def main(argv: list[str] | None = None) -> int:
                 print(f"# {key}: {state}\n{shlex.join(planned.command(args.output))}")
             print(study.outlook(args.jobs))
             return 0
-        try:
-            with alone_in(args.output / ".lock", f"`output` {str(args.output)!r}"):
+        if args.table and not study.asked:
+            raise ValueError(
+                f"`output` {str(args.output)!r} holds no finished run; leave out `--table` to run them first."
+            )
+        if not args.table or args.benchmarks:
+            with alone(args):
                 study.save()
-                (tabulate if args.table else train)(study, args)
-        except InUseError:
-            # A study that is running there saves its own rows.
-            if not args.table or args.benchmarks:
-                raise
+                (measure if args.table else train)(study, args)
+        if args.table:
             tabulate(study, args)
     if study.failed:
         print(f"{len(study.failed)} failed: {', '.join(study.failed)}. The same command tries them again.")

@@ -75,14 +75,14 @@ def average_interval(means: Sequence[float], intervals: Sequence[Interval]) -> I
     return average - below, average + above
 
 
-def runs_interval(values: Sequence[float], level: float = 0.95) -> Interval | None:
-    """Student's interval of a mean over training runs, `None` for a single one."""
+def runs_interval(values: Sequence[float], within: Interval = (-math.inf, math.inf)) -> Interval | None:
+    """Student's 95 % interval of a mean over training runs, within what it can be; `None` for a single run."""
     n = len(values)
     if n < 2:
         return None
-    half = -float(stdtrit(n - 1, (1 - level) / 2)) * float(np.std(values, ddof=1)) / math.sqrt(n)
+    half = float(stdtrit(n - 1, 0.975)) * float(np.std(values, ddof=1)) / math.sqrt(n)
     mean = float(np.mean(values))
-    return mean - half, mean + half
+    return max(mean - half, within[0]), min(mean + half, within[1])
 
 
 @dataclass(frozen=True)

@@ -214,7 +214,7 @@ def average_of(results: Mapping[str, Any]) -> str:
 
 
 def evaluate(plan: Plan, pass_k: Sequence[int] = (), average: str = "clean") -> dict[str, Any]:
-    """Grade all generations of a run and write `results.json`."""
+    """Grade the generations of a run and write `results.json`, beside what the same model came to before."""
     results: dict[str, Any] = {
         "model": plan.model,
         "sampler": plan.sampler,
@@ -223,6 +223,10 @@ def evaluate(plan: Plan, pass_k: Sequence[int] = (), average: str = "clean") -> 
         **plan.labels,
         "benchmarks": {},
     }
+    if (plan.output / "results.json").is_file():
+        stored = load_results(plan.output)
+        if all(stored.get(name) == results[name] for name in ("model", "sampler", "prompt_template", "decoding")):
+            results["benchmarks"] = stored["benchmarks"]
     for benchmark in plan.benchmarks:
         results["benchmarks"][benchmark.name] = score(benchmark, plan.store(benchmark).read(), pass_k)
     return finish(results, plan.output, average)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ..methods import METHODS
 from ..text import markdown_table
 from .benchmarks import CLEAN
 from .metrics import compare, runs_interval
@@ -24,8 +25,14 @@ def percent(value: float | None, digits: int = 2) -> str:
     return str(exact.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
 
 
-def _interval(interval: list[float] | tuple[float, float]) -> str:
-    return f"{percent(interval[0], 1)} to {percent(interval[1], 1)}"
+def between(interval: Sequence[float] | None, sign: str = "") -> str:
+    """An interval of shares, or with the sign "+" of a difference, in per cent; nothing where there is none."""
+    return f"{100 * interval[0]:{sign}.1f} to {100 * interval[1]:{sign}.1f}" if interval else ""
+
+
+def has_budget(method: str) -> bool:
+    """Whether a method keeps a share of the tokens that is set: not one that keeps all, or the untrained student."""
+    return method != "base" and (method not in METHODS or METHODS[method].score is not None)
 
 
 def _one_line(template: str) -> str:
@@ -50,12 +57,12 @@ def run_markdown(results: Mapping[str, Any]) -> str:
     for name, row in results["benchmarks"].items():
         k, seeds = row["samples"], row["seeds"]
         drawn_with = f"{seeds[0]}-{seeds[-1]}" if k > 1 else seeds[0]
-        shares = (f"@{k}: {percent(row[x])} ({_interval(row[f'{x}_interval'])})" for x in ("mean", "pass"))
+        shares = (f"@{k}: {percent(row[x])} ({between(row[f'{x}_interval'])})" for x in ("mean", "pass"))
         further = (percent(row["pass_at"].get(str(k))) for k in extra)
         rows.append([name, row["problems"], drawn_with, *shares, *further])
     lines.append(markdown_table(header, rows, right=True))
     lines.append(
-        f"Avg. {percent(results['average'])} ({_interval(results['average_interval'])}): the mean of the unrounded "
+        f"Avg. {percent(results['average'])} ({between(results['average_interval'])}): the mean of the unrounded "
         f"Means of {', '.join(results['averaged'])}.\n"
     )
     for name, row in results["benchmarks"].items():
@@ -100,18 +107,13 @@ def bold_maxima(values: Sequence[Sequence[float | None]]) -> list[list[str]]:
 
 
 def shared_benchmarks(runs: Iterable[Results]) -> list[str]:
-    """The benchmarks that all runs have. Raises `ValueError` for none, or other problems or numbers of samples."""
+    """The benchmarks that all runs have. Raises `ValueError` for other problems or numbers of samples."""
     runs = list(runs)
     shared = [name for name in runs[0]["benchmarks"] if all(name in results["benchmarks"] for results in runs)]
-    if not shared:
-        raise ValueError("`--compare`: the runs share no benchmark; evaluate them on the same ones.")
     for name in shared:
-        kinds = {(r["benchmarks"][name]["samples"], r["benchmarks"][name]["problems"]) for r in runs}
+        kinds = sorted({(r["benchmarks"][name]["samples"], r["benchmarks"][name]["problems"]) for r in runs})
         if len(kinds) > 1:
-            raise ValueError(
-                f"`--compare`: the runs differ in samples or problems of {name!r} ({sorted(kinds)}); evaluate them "
-                "alike."
-            )
+            raise ValueError(f"The runs differ in samples or problems of {name!r} ({kinds}); evaluate them alike.")
     return shared
 
 
@@ -123,8 +125,8 @@ def main_table(runs: Sequence[Results], average: str = "clean") -> str:
     Args:
         runs (sequence of mappings):
             Contents of `results.json`. Of those, `label`, `setting` and `benchmarks` are read, and `training` for the
-            method, where it has one. Runs of one label and setting are training seeds: their mean is shown, and after
-            Avg. its 95 % interval.
+            method and its budget, where they are there. Runs of one label and setting are training seeds: their mean is
+            shown, and after Avg. its 95 % interval.
         average (`str`, *optional*, defaults to `"clean"`):
             Whether Avg. counts clean subsets (`"clean"`) or the benchmarks that they were taken from (`"whole"`).
 
@@ -153,8 +155,8 @@ def main_table(runs: Sequence[Results], average: str = "clean") -> str:
             for label, group in groups.items()
         ]
         for label, texts in zip(groups, bold_maxima(values)):
-            if interval := runs_interval(averages[label]):
-                texts[0] += f" ({_interval(interval)})"
+            if interval := runs_interval(averages[label], (0, 1)):
+                texts[0] += f" ({between(interval)})"
             rows.append([*([setting] if several else []), label, *texts])
         methods = {label: _method(group[0]) for label, group in groups.items()}
         above = _above_the_strongest(methods, {label: float(np.mean(a)) for label, a in averages.items()})
@@ -166,8 +168,11 @@ def _average(results: Results, counted: Sequence[str]) -> float:
     return float(np.mean([results["benchmarks"][name]["mean"] for name in counted]))
 
 
-def _method(results: Results) -> str:
-    return (results.get("training") or {}).get("method") or results["label"].lower()
+def _method(results: Results) -> tuple[str, float | None]:
+    """Method and budget, as far as they are known."""
+    training = results.get("training") or {}
+    method = training.get("method") or results["label"].lower()
+    return method, training.get("retention_ratio") if has_budget(method) else None
 
 
 def _caption(shared: Sequence[str], counted: Sequence[str], benchmarks: Mapping[str, Any]) -> str:
@@ -180,18 +185,19 @@ def _caption(shared: Sequence[str], counted: Sequence[str], benchmarks: Mapping[
     return " ".join(lines) + "\n"
 
 
-def _above_the_strongest(methods: Mapping[str, str], averages: Mapping[str, float]) -> list[str]:
-    """How far each row of `crop` is above the best row of another method, and of another hard selector."""
+def _above_the_strongest(methods: Mapping[str, tuple[str, float | None]], averages: Mapping[str, float]) -> list[str]:
+    """How far each row of `crop` is above the best other method, and the best other hard selector, at its budget."""
     lines = []
-    others = [label for label, method in methods.items() if not method.startswith("crop")]
-    for label in (label for label, method in methods.items() if method == "crop"):
-        parts = []
-        for kind, rivals in (
-            ("method", others),
-            ("hard selector", [other for other in others if methods[other] in HARD_SELECTORS]),
-        ):
-            if best := max(rivals, key=averages.__getitem__, default=None):
-                parts.append(f"{100 * (averages[label] - averages[best]):+.2f} over the strongest other {kind}, {best}")
+    for label, (method, budget) in methods.items():
+        if method != "crop":
+            continue
+        at_budget = {other: name for other, (name, own) in methods.items() if None in (own, budget) or own == budget}
+        others = [other for other, name in at_budget.items() if not name.startswith("crop")]
+        parts = [
+            f"{100 * (averages[label] - averages[best]):+.2f} over the strongest other {kind}, {best}"
+            for kind, among in (("method", at_budget.values()), ("hard selector", HARD_SELECTORS))
+            if (best := max((o for o in others if at_budget[o] in among), key=averages.__getitem__, default=None))
+        ]
         if parts:
             lines.append(f"{label} {'; '.join(parts)} (points of Avg.; the strongest was chosen on these numbers).\n")
     return lines
@@ -206,6 +212,8 @@ def comparison(runs: Mapping[str, Results], reference: str | None = None, averag
     if reference not in runs:
         raise ValueError(f"`--reference` {reference!r} is none of the runs {', '.join(names)}; give one of them.")
     shared = shared_benchmarks(runs.values())
+    if not shared:
+        raise ValueError("`--compare`: the runs share no benchmark; evaluate them on the same ones.")
     counted = averaged(shared, average)
     out: dict[str, Any] = {"reference": reference, "benchmarks": shared, "averaged": counted, "runs": {}}
     for name, results in runs.items():
@@ -248,10 +256,8 @@ def _differences(compared: Mapping[str, Any]) -> str:
             continue
         row = [run]
         for difference in (entry["difference"], *entry["differences"].values()):
-            low, high = 100 * difference["low"], 100 * difference["high"]
-            row.append(
-                f"{100 * difference['difference']:+.2f} ({low:+.1f} to {high:+.1f}), p = {difference['p_value']:.3g}"
-            )
+            interval = between((difference["low"], difference["high"]), "+")
+            row.append(f"{100 * difference['difference']:+.2f} ({interval}), p = {difference['p_value']:.3g}")
         rows.append(row)
     return markdown_table(["Method", "Avg.", *compared["benchmarks"]], rows, right=True) + (
         "\nIn brackets: 95 % intervals over problems; p: two-sided paired permutation test over problems. "

@@ -16,6 +16,9 @@ TABLE = "runs.parquet"
 EVALUATION = "evaluation"
 _FIRST = ("world", "method", "retention_ratio", "num_counterfactuals", "learning_rate", "seed")
 _FIRST += ("accuracy_before", "accuracy_after", "commit")
+# What is asked of a row that was stored, once the texts among them that hold JSON are read.
+_KINDS = {"run": str, "world": str, "method": str, "seed": int, "settings": dict, "evaluation": dict | None}
+_KINDS |= {"accuracy_before": float | None, "accuracy_after": float | None}
 _AGAIN = "delete the run's folder"
 Row = dict[str, Any]
 
@@ -34,6 +37,8 @@ def row_of(folder: Path, key: str, defaults: Mapping[str, Any]) -> Row:
         found = read_object(evaluation, "delete it and evaluate again")
         kept = ("mean", "pass", "samples", "problems")
         parts = {name: {k: benchmark[k] for k in kept} for name, benchmark in found["benchmarks"].items()}
+        for name, part in parts.items():  # the share of right answers to each problem
+            part["shares"] = {id: sum(v) / len(v) for id, v in found["benchmarks"][name]["verdicts"].items()}
         row |= {"average": found["average"], "evaluation": json.dumps(parts)}
         row |= {f"{name}_{kind}": part[kind] for name, part in parts.items() for kind in kept[:2]}
     return row
@@ -46,10 +51,20 @@ def stored_rows(files: Iterable[str | Path]) -> dict[str, Row]:
         if not Path(file).is_file():
             raise ValueError(f"{str(file)!r} is no file; give the {TABLE} of a study.")
         for row in read_rows(file):
-            if not {"run", "settings"} <= set(row):
-                raise ValueError(f"{str(file)!r} is no table of a study: it lacks the columns `run` and `settings`.")
+            read = row | {name: _parsed(row.get(name)) for name in ("settings", "evaluation")}
+            if wrong := [name for name, kind in _KINDS.items() if not isinstance(read.get(name), kind)]:
+                raise ValueError(
+                    f"{str(file)!r} is no table of a study: a row has no right `{wrong[0]}`; give the {TABLE} of one."
+                )
             found[row["run"]] = row
     return found
+
+
+def _parsed(text: Any) -> Any:
+    try:
+        return json.loads(text or "null")
+    except (TypeError, ValueError):
+        return text
 
 
 def finished_in(output: Path) -> list[str]:

@@ -1,21 +1,25 @@
-"""Markdown tables of a study's rows: means over seeds, and differences to one method, seed by seed."""
+"""Markdown tables of a study's rows: means over seeds, differences to one method seed by seed, and the paper's."""
 
 import json
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from ..analysis.budget_curves import StudentAccuracy
 from ..analysis.budget_tables import budget_markdown
 from ..evaluation.metrics import compare, runs_interval
-from ..evaluation.tables import main_table
+from ..evaluation.run import averaged
+from ..evaluation.tables import between, bold_maxima, has_budget, main_table, shared_benchmarks
 from ..methods import METHODS
 from ..text import markdown_table
 from .rows import Row
 
 # A method's own names come first in a table; the seed is what means are taken over.
 _OWN = ("method", "selector", "seed")
+# The paper's ablation of selectors, in its order.
+_ABLATION = ("cf-opd", "pc-opd", "random", "crop-bottom", "crop-student", "crop")
+HELD_OUT = "the held-out problems of training"
 
 
 @dataclass
@@ -24,7 +28,8 @@ class Group:
 
     method: str
     settings: dict[str, Any]
-    rows: list[Row]
+    rows: dict[int, Row] = field(default_factory=dict)  # by seed
+    results: dict[int, dict[str, Any]] = field(default_factory=dict)  # by seed, on each benchmark that is compared
 
     @property
     def label(self) -> str:
@@ -33,118 +38,70 @@ class Group:
         return ", ".join([self.method, *(f"{name} {_setting(value)}" for name, value in settings.items())])
 
     @property
-    def after(self) -> dict[int, float]:
-        """Accuracy after training by seed."""
-        return {row["seed"]: row["accuracy_after"] for row in self.rows if row["accuracy_after"] is not None}
+    def accuracy(self) -> dict[int, float]:
+        """What is compared, by seed: the mean over benchmarks."""
+        return {seed: fmean(each["mean"] for each in found.values()) for seed, found in self.results.items()}
 
-    def mean(self, name: str) -> float | None:
-        """Of a column, over the runs that have it."""
-        values = [row[name] for row in self.rows if row.get(name) is not None]
-        return statistics.fmean(values) if values else None
+    def column(self, name: str) -> list[float]:
+        """Of the runs that have it."""
+        return [row[name] for row in self.rows.values() if row.get(name) is not None]
 
-
-@dataclass(frozen=True)
-class Difference:
-    """A group minus another on the seeds that both have."""
-
-    group: Group
-    seeds: int
-    mean: float
-    interval: tuple[float, float] | None  # 95 %, Student's t; None with one seed
-    p: float | None  # paired t-test
-    over_problems: tuple[float, float] | None  # 95 %, of the mean over these seeds, problems being what varies
-    corrected: float | None  # by Holm's method over all differences of a table
+    def shares(self, seeds: Iterable[int]) -> dict[str, dict[Any, list[float]]]:
+        """Right answers by benchmark and problem, those of all seeds as samples of one student; none where not said."""
+        found = {}
+        for name in next(iter(self.results.values())):
+            each = [self.results[seed][name].get("shares") or {} for seed in seeds]
+            found[name] = {id: [e[id] for e in each] for id in each[0] if all(id in e for e in each)}
+        return found
 
 
-def _keeps_all(method: str) -> bool:
-    return method in METHODS and METHODS[method].score is None
+def results_of(row: Row) -> dict[str, dict[str, Any]]:
+    """What a run's student came to on benchmarks, of which the held-out problems of training are one."""
+    found = json.loads(row.get("evaluation") or "{}")
+    mean = row.get("accuracy_before" if row["method"] == "base" else "accuracy_after")
+    if mean is not None:
+        found[HELD_OUT] = {"mean": mean, "shares": dict(enumerate(row.get("problems_after") or ()))}
+    return found
 
 
-def groups_of(rows: Sequence[Row], defaults: Mapping[str, Any]) -> list[Group]:
-    """Rows of one world by settings, the best method first."""
+def compared_in(rows: Iterable[Row], average: str = "clean") -> list[str]:
+    """The benchmarks of Avg. where all runs of a world were evaluated or nothing else was measured, else held-out."""
+    found = [results_of(row) for row in rows]
+    held_out = [each.pop(HELD_OUT, None) for each in found]
+    evaluated = [{"benchmarks": each} for each in found if each]
+    if not evaluated or len(evaluated) < len(found) and any(held_out):
+        return [HELD_OUT]
+    return averaged(shared_benchmarks(evaluated), average) or [HELD_OUT]
+
+
+def groups_of(rows: Sequence[Row], defaults: Mapping[str, Any], compared: Sequence[str] = (HELD_OUT,)) -> list[Group]:
+    """Rows of one world by settings, the best first. What keeps every token has one run a seed, whatever its ratio."""
     settings = [{**defaults, **json.loads(row["settings"])} for row in rows]
     names = sorted({name for each in settings for name in each} - set(_OWN))
     varied = [n for n in names if len({json.dumps(each.get(n), sort_keys=True) for each in settings}) > 1]
     found: dict[str, Group] = {}
     for row, own in zip(rows, settings):
         # To a method that keeps every token the ratio means nothing, to the untrained student nothing does.
-        ignored = varied if row["method"] == "base" else ["retention_ratio"] * _keeps_all(row["method"])
+        ignored = varied if row["method"] == "base" else ["retention_ratio"] * (not has_budget(row["method"]))
         shown = {name: None if name in ignored else own.get(name) for name in varied}
-        key = json.dumps([row["method"], shown], sort_keys=True)
-        found.setdefault(key, Group(row["method"], shown, [])).rows.append(row)
-    return sorted(
-        found.values(), key=lambda group: -(group.mean("accuracy_after") or group.mean("accuracy_before") or 0)
-    )
+        group = found.setdefault(json.dumps([row["method"], shown], sort_keys=True), Group(row["method"], shown))
+        if row["seed"] not in group.results:
+            group.rows[row["seed"]], results = row, results_of(row)
+            if results.keys() >= set(compared):
+                group.results[row["seed"]] = {name: results[name] for name in compared}
+    return sorted(found.values(), key=lambda group: -fmean(group.accuracy.values()) if group.results else 1)
 
 
-def reference_for(group: Group, groups: Iterable[Group], against: str) -> Group | None:
-    """The one group of a method at the same budget whose other settings agree best with those of another."""
-
-    def same_budget(other: Group) -> bool:
-        ratios = [each.settings.get("retention_ratio") for each in (group, other)]
-        return None in ratios or ratios[0] == ratios[1]
+def nearest(group: Group, others: Iterable[Group]) -> list[Group]:
+    """Of some groups those at the same budget whose other settings agree best with those of another."""
 
     def agreement(other: Group) -> int:
         return sum(value == other.settings[name] for name, value in group.settings.items())
 
-    candidates = [other for other in groups if other.method == against and other is not group and same_budget(other)]
+    ratio = group.settings.get("retention_ratio")
+    candidates = [o for o in others if ratio is None or o.settings["retention_ratio"] in (ratio, None)]
     best = max(map(agreement, candidates), default=None)
-    nearest = [other for other in candidates if agreement(other) == best]
-    return nearest[0] if len(nearest) == 1 else None
-
-
-def differences(groups: Sequence[Group], against: str) -> list[Difference]:
-    """What each group is ahead of its reference. Raises `ImportError` without statsmodels."""
-    from scipy import stats
-
-    try:
-        from statsmodels.stats.multitest import multipletests
-    except ImportError:
-        raise ImportError("`--against` needs the package statsmodels; install crop-trl[studies].") from None
-    found = []
-    for group in groups:
-        reference = reference_for(group, groups, against)
-        seeds = sorted(set(group.after) & set(reference.after)) if reference and group.method != against else []
-        if seeds:
-            pairs = [(group.after[seed], reference.after[seed]) for seed in seeds]
-            each = [ours - theirs for ours, theirs in pairs]
-            p = None
-            if len(set(each)) > 1:
-                p = float(stats.ttest_rel(*zip(*pairs)).pvalue)
-            difference = statistics.fmean(each), runs_interval(each)
-            found.append((group, len(seeds), *difference, p, _over_problems(group, reference, seeds)))
-    tested = [entry[4] for entry in found if entry[4] is not None]
-    corrected = iter(multipletests(tested, method="holm")[1].tolist() if tested else ())
-    return [Difference(*entry, None if entry[4] is None else next(corrected)) for entry in found]
-
-
-def _over_problems(group: Group, reference: Group, seeds: Iterable[int]) -> tuple[float, float] | None:
-    """Interval of a difference on the same problems, whose answers under all seeds are taken for samples of one."""
-    sides = [[row.get("problems_after") for row in side.rows if row["seed"] in seeds] for side in (group, reference)]
-    if any(shares is None for side in sides for shares in side) or len({len(s) for side in sides for s in side}) != 1:
-        return None
-    ours, theirs = ({"": {str(i): shares for i, shares in enumerate(zip(*side))}} for side in sides)
-    compared = compare(ours, theirs)
-    return compared.low, compared.high
-
-
-def _points(value: float | None, interval: tuple[float, float] | None = None, sign: str = "") -> str:
-    if value is None:
-        return "-"
-    between = _between(interval, sign)
-    return f"{100 * value:{sign}.1f}" + (f" ({between})" if between else "")
-
-
-def _between(interval: tuple[float, float] | None, sign: str = "") -> str:
-    return f"{100 * interval[0]:{sign}.1f} to {100 * interval[1]:{sign}.1f}" if interval else ""
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def _setting(value: Any) -> str:
-    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    return [other for other in candidates if agreement(other) == best]
 
 
 def study_markdown(
@@ -154,39 +111,34 @@ def study_markdown(
     worlds: dict[str, list[Row]] = {}
     for row in rows:
         worlds.setdefault(row["world"], []).append(row)
-    parts, evaluated = [], []
+    order = {method: place for place, method in enumerate(["base", *METHODS])}  # the paper's
+    parts = []
+    evaluated: dict[tuple[str, ...], list[dict[str, Any]]] = {}  # by the benchmarks that a world's runs share
     for world, own in worlds.items():
-        groups = groups_of(own, defaults)
+        compared = compared_in(own, average)
+        measure = f"Accuracy is {'that on' if compared == [HELD_OUT] else 'Avg. of'} {', '.join(compared)}.\n"
+        groups = groups_of(own, defaults, compared)
         parts += [f"## {world}", "", _means(groups)]
         if against is not None:
-            parts += [f"### {world}: differences to {against}", "", _differences(groups, against)]
-        parts += _budgets(world, groups)
-        evaluated += [_results(world, group, row) for group in groups for row in group.rows if row.get("evaluation")]
-    if evaluated:
-        parts += ["## Benchmarks (%)", "", main_table(evaluated, average)]
+            parts += [f"### {world}: differences to {against}", "", _differences(groups, against), measure]
+        if budgets := _budgets(groups):
+            parts += [budgets.replace("## ", f"### {world}: "), measure]
+        parts += _ablations(world, groups, compared)
+        groups.sort(key=lambda group: (order.get(group.method, len(order)), group.label))
+        results = [_result(world, group, row) for group in groups for row in group.rows.values()]
+        if results := [each for each in results if each["benchmarks"]]:
+            evaluated.setdefault(tuple(shared_benchmarks(results)), []).extend(results)
+    for shared, results in evaluated.items():
+        names = ", ".join(dict.fromkeys(each["setting"] for each in results))
+        parts += [f"## Benchmarks (%): {names}", "", main_table(results, average)] if shared else []
     return "\n".join(parts)
 
 
-def _results(world: str, group: Group, row: Row) -> dict[str, Any]:
+def _result(world: str, group: Group, row: Row) -> dict[str, Any]:
     """What the paper's main table reads of an evaluation."""
-    training = {"method": row["method"]}
-    return {"label": group.label, "setting": world, "benchmarks": json.loads(row["evaluation"]), "training": training}
-
-
-def _budgets(world: str, groups: Sequence[Group]) -> list[str]:
-    """The tables over the budget where nothing else varies and CROP was run at several."""
-    ratios = {group.settings.get("retention_ratio") for group in groups if group.method == "crop"}
-    if len(ratios) < 2 or set(groups[0].settings) != {"retention_ratio"}:
-        return []
-    # Benchmarks where all were evaluated, else the held-out problems of training.
-    rows = [(group, row) for group in groups for row in group.rows]
-    name = "average" if all(row.get("average") is not None for _, row in rows) else "accuracy_after"
-    runs = [
-        StudentAccuracy(group.method, group.settings["retention_ratio"], row[name], row["seed"])
-        for group, row in rows
-        if row[name] is not None
-    ]
-    return [budget_markdown(runs).replace("## ", f"### {world}: ")]
+    training = {"method": row["method"], "retention_ratio": row.get("retention_ratio")}
+    benchmarks = json.loads(row.get("evaluation") or "{}")
+    return {"label": group.label, "setting": world, "benchmarks": benchmarks, "training": training}
 
 
 def _means(groups: Sequence[Group]) -> str:
@@ -195,17 +147,16 @@ def _means(groups: Sequence[Group]) -> str:
     header += ["Passes", "Seconds a step"]
     lines = []
     for group in groups:
-        after = list(group.after.values())
-        seconds = [group.mean(f"seconds_{phase}") for phase in ("rollout", "scoring", "update")]
-        gaps = [_number(group.mean(f"gap_kept_{when}"), 2) for when in ("first", "last")]
+        before, after, kept = (group.column(name) for name in ("accuracy_before", "accuracy_after", "kept_share"))
+        seconds = [_mean(group.column(f"seconds_{phase}")) or 0 for phase in ("rollout", "scoring", "update")]
+        gaps = (_number(_mean(group.column(f"gap_kept_{when}")), 2) for when in ("first", "last"))
         lines.append(
             [
                 *(group.method, *(_setting(value) for value in group.settings.values()), len(group.rows)),
-                _points(group.mean("accuracy_before")),
-                _points(statistics.fmean(after) if after else None, runs_interval(after)),
-                *(_number(group.mean(f"length_{when}"), 0) for when in ("before", "after")),
-                *(_points(group.mean("kept_share")), " to ".join(gaps)),
-                *(_number(group.mean("passes"), 0), _number(sum(s or 0 for s in seconds) or None, 1)),
+                *(_points(before), _points(after, (0, 1))),
+                *(_number(_mean(group.column(f"length_{when}")), 0) for when in ("before", "after")),
+                *(_points(kept), " to ".join(gaps)),
+                *(_number(_mean(group.column("passes")), 0), _number(sum(seconds) or None, 1)),
             ]
         )
     return markdown_table(header, lines, right=True, padded=True) + (
@@ -215,20 +166,96 @@ def _means(groups: Sequence[Group]) -> str:
     )
 
 
+def _ahead(group: Group, other: Group) -> dict[int, float]:
+    """The difference of two groups on each seed that both have."""
+    return {seed: accuracy - other.accuracy[seed] for seed, accuracy in group.accuracy.items() if seed in other.results}
+
+
 def _differences(groups: Sequence[Group], against: str) -> str:
-    found = differences(groups, against)
-    if not found:
-        return f"No method has a seed in common with one group of `{against}`.\n"
-    lines = []
-    for d in found:
-        settings = (_setting(value) for value in d.group.settings.values())
-        ps = ("-" if p is None else f"{p:.3g}" for p in (d.p, d.corrected))
-        problems = _between(d.over_problems, "+") or "-"
-        lines.append([d.group.method, *settings, d.seeds, _points(d.mean, d.interval, "+"), *ps, problems])
+    """What each group is ahead of its reference, and why others have none. Raises `ImportError` without statsmodels."""
+    from scipy import stats
+
+    try:
+        from statsmodels.stats.multitest import multipletests
+    except ImportError:
+        raise ImportError("`--against` needs the package statsmodels; install crop-trl[studies].") from None
+    references = [group for group in groups if group.method == against and group.results]
+    if not references:
+        measured = dict.fromkeys(group.method for group in groups if group.results)
+        return f"No run of `{against}` was measured; measured were {', '.join(measured) or 'none'}.\n"
+    lines, tests, left = [], [], []
+    for group in (group for group in groups if group.method != against):
+        near = nearest(group, references)
+        ahead = _ahead(group, near[0]) if len(near) == 1 else {}
+        if not ahead:
+            why = "not measured" if not group.results else f"no `{against}` at its budget" if not near else ""
+            why = why or ("no seed in common" if len(near) == 1 else f"{len(near)} groups of `{against}` are as near")
+            left.append(f"{group.label} ({why})")
+            continue
+        each, ours, theirs = list(ahead.values()), group.shares(ahead), near[0].shares(ahead)
+        alike = all(ours[name] and ours[name].keys() == theirs[name].keys() for name in ours)
+        over = compare(ours, theirs) if alike else None
+        settings = map(_setting, group.settings.values())
+        lines.append([group.method, *settings, len(each), _points(each, (-1, 1), "+"), "-", "-"])
+        lines[-1].append(between((over.low, over.high), "+") if over else "-")
+        if len(set(each)) > 1:
+            tests.append((lines[-1], float(stats.ttest_1samp(each, 0).pvalue)))
+    corrected = multipletests([p for _, p in tests], method="holm")[1] if tests else ()
+    for (line, p), holm in zip(tests, corrected):
+        line[-3:-1] = f"{p:.3g}", f"{holm:.3g}"
     header = ["Method", *groups[0].settings, "Seeds", "Difference (points)", "p", "p, Holm", "Over problems"]
-    return markdown_table(header, lines, right=True, padded=True) + (
-        "\nPaired by seed: 95 % intervals, and p of the paired t-test as it is and corrected by Holm's method for "
-        f"{len(found)} comparisons. Over problems: the 95 % interval that these seeds would have with other problems. "
-        f"Each is compared with the runs of `{against}` at its budget whose other settings agree best, and "
-        "with none where that is open.\n"
+    caption = (
+        f"\nEach beside the runs of `{against}` at its budget whose other settings agree best, paired by seed: 95 % "
+        f"intervals, and p of the paired t-test as it is and corrected by Holm's method for {len(tests)} tests. Over "
+        "problems: the 95 % interval that these seeds would have with other problems.\n"
     )
+    text = markdown_table(header, lines, right=True, padded=True) + caption if lines else ""
+    return text + (f"\nNot compared: {'; '.join(left)}.\n" if left else "")
+
+
+def _budgets(groups: Sequence[Group]) -> str | None:
+    """The tables over the budget where nothing else varies and CROP was run at several."""
+    ratios = {group.settings.get("retention_ratio") for group in groups if group.method == "crop" and group.results}
+    if len(ratios) < 2 or set(groups[0].settings) != {"retention_ratio"}:
+        return None
+    runs = [
+        (g.method, g.settings["retention_ratio"], value, seed) for g in groups for seed, value in g.accuracy.items()
+    ]
+    return budget_markdown(StudentAccuracy(*run) for run in runs)
+
+
+def _ablations(world: str, groups: Sequence[Group], compared: Sequence[str]) -> list[str]:
+    """The paper's ablation of selectors, beside each group of CROP whose controls were run and evaluated."""
+    parts = []
+    for crop in (group for group in groups if group.method == "crop" and compared != [HELD_OUT]):
+        alike = {group.method: group for group in groups if group.settings == crop.settings and group.results}
+        rows = [alike[method] for method in _ABLATION if method in alike]
+        if len(rows) < 3 or crop not in rows:
+            continue  # CROP-student alone has the tables over the budget
+        means = [[fmean(each[name]["mean"] for each in group.results.values()) for name in compared] for group in rows]
+        ahead = [_points(list(_ahead(group, crop).values()), None, "+", 2) for group in rows]
+        texts = bold_maxima([[*own, fmean(own)] for own in means])
+        table = [[group.method, *own, over] for group, own, over in zip(rows, texts, ahead)]
+        parts += [f"### {world}: selectors beside {crop.label} (%)", ""]
+        parts.append(markdown_table(["Method", *compared, "Avg.", "Minus crop"], table, right=True, padded=True))
+    return parts
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
+
+
+def _points(values: Sequence[float], within: tuple[float, float] | None = None, sign: str = "", digits: int = 1) -> str:
+    """A mean in per cent, with its interval if it may lie `within`."""
+    if not values:
+        return "-"
+    interval = runs_interval(values, within) if within else None
+    return f"{100 * fmean(values):{sign}.{digits}f}" + (f" ({between(interval, sign)})" if interval else "")
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _setting(value: Any) -> str:
+    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,14 +1,9 @@
 """The paper's tables on the budget, from their numbers; means over seeds, gaps and references."""
 
+from paper import BUDGETS
+
 from crop_trl.analysis.budget_curves import StudentAccuracy
 from crop_trl.analysis.budget_tables import budget_markdown
-
-# Setting A: averages over the nominal ratio, of the text and of two tables of the appendix.
-CROP = {5: "26.26", 10: "25.93", 15: "25.94", 20: "26.78", 30: "25.60", 40: "24.46", 50: "24.80"}
-OTHERS = {
-    "crop-student": {5: "25.90", 10: "25.77", 15: "25.05", 20: "26.21"},
-    "crop-ent": {10: "23.58", 20: "23.89", 30: "24.76", 40: "24.84", 50: "24.15"},
-}
 
 
 def runs(method: str, numbers: dict, seed: int | None = None) -> list[StudentAccuracy]:
@@ -21,9 +16,9 @@ def cells(table: str) -> dict[str, list[str]]:
 
 
 def test_the_papers_tables_of_pairs():
-    everything = [run for name, numbers in {"crop": CROP, **OTHERS}.items() for run in runs(name, numbers)]
+    everything = [run for name, numbers in BUDGETS.items() for run in runs(name, numbers)]
     whole, student, entropy = budget_markdown(everything).split("## ")[1:]
-    assert cells(whole)["Method"] == [f"{ratio} %" for ratio in CROP]
+    assert cells(whole)["Method"] == [f"{ratio} %" for ratio in BUDGETS["crop"]]
     assert cells(whole)["crop-student"][4:] == ["-"] * 3 and "strongest" not in whole
     table = cells(student)
     assert table["crop"][:4] == ["**26.26**", "**25.93**", "**25.94**", "**26.78**"]
@@ -54,4 +49,4 @@ def test_seeds_are_paired():
     table = cells(budget_markdown(several).split("## ")[2])
     # Standard deviation 0.1 over three: 4.303 * 0.1 / sqrt(3) = 0.248, of the accuracies as of their differences.
     assert table["crop"] == ["**60.00** (35.2 to 84.8)"] and table["crop-ent"] == ["50.00 (25.2 to 74.8)"]
-    assert table["crop over crop-ent"] == ["+10.00 (-14.8 to 34.8)"]
+    assert table["crop over crop-ent"] == ["+10.00 (-14.8 to +34.8)"]

@@ -99,7 +99,7 @@ def server_arguments(server: ChatServer, benchmark: Path, output: Path) -> list:
 
 def test_server_run_regrade_and_compare(benchmark, tmp_path):
     server = ChatServer(answer)
-    first, second = tmp_path / "first", tmp_path / "second"
+    first, second = tmp_path / "first", tmp_path / "method=crop,seed=42"  # as a study names its folders
     done = run(*server_arguments(server, benchmark, first), "--setting", "A", "--pass_k", "1")
     assert done.returncode == 0, done.stderr
     # What was asked is the paper's setting A, with the shared wrapper and one seed per sample.
@@ -135,13 +135,22 @@ def test_server_run_regrade_and_compare(benchmark, tmp_path):
 
     better = ChatServer(lambda request: f"\\boxed{{{sum_of(request)}}}")
     done = run(*server_arguments(better, benchmark, second), "--no-thinking")
-    better.close()
     assert done.returncode == 0, done.stderr
     done = run("--compare", f"before={first}", f"after={second}", "--output", tmp_path / "both")
     assert done.returncode == 0, done.stderr
+    for given, name in ((second, second.name), (f"ratio=0.2={second}", "ratio=0.2")):
+        assert f"| {name} | **100.00** |" in run("--compare", first, given).stdout
     assert "| after | **100.00** | **100.00** | **100.00** |" in done.stdout
     table = json.loads((tmp_path / "both" / "comparison.json").read_text())
     assert table["reference"] == "before" and table["runs"]["after"]["difference"]["p_value"] < 0.01
+    # A further benchmark stands beside the first.
+    done = run(*server_arguments(better, benchmark, second), "--no-thinking", "--benchmark", f"more={benchmark}")
+    better.close()
+    assert done.returncode == 0 and len(better.requests) == 4 * PROBLEMS, done.stderr
+    results = load_results(second)
+    assert (
+        list(results["benchmarks"]) == results["averaged"] == ["sums", "more"] and "Means of sums, more." in done.stdout
+    )
 
 
 def test_one_evaluation_gives_math_500_whole_and_clean(tmp_path):

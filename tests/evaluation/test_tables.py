@@ -1,49 +1,10 @@
 """The paper's tables, rebuilt from counts: every number that it prints has to come out."""
 
 import pytest
+from paper import BENCHMARKS, PRINTED, results
 
 from crop_trl.evaluation.run import average_of, averaged
 from crop_trl.evaluation.tables import bold_maxima, comparison_markdown, main_table, percent
-
-BENCHMARKS = {"AIME24": (30, 8), "AIME25": (30, 8), "AMC23": (40, 8), "MATH-500": (500, 4)}
-# Avg., then Mean and Pass on each benchmark, as printed in table "Main results".
-PRINTED = {
-    "A": {
-        "Base": "21.00 2.92 13.33 2.08 6.67 26.56 62.50 52.45 72.80",
-        "Pure OPD": "23.82 4.17 13.33 3.33 13.33 30.63 62.50 57.15 76.40",
-        "IW-OPD": "24.51 3.75 10.00 3.75 13.33 33.13 65.00 57.40 75.40",
-        "Dense CREDIT": "25.10 4.17 20.00 4.17 16.67 34.06 65.00 58.00 74.60",
-        "Entropy": "23.55 4.17 23.33 3.33 13.33 29.06 60.00 57.65 77.60",
-        "TIP": "23.78 4.58 20.00 2.92 10.00 30.94 65.00 56.70 75.80",
-        "TA-OPD": "25.37 5.42 20.00 2.92 10.00 33.75 67.50 59.40 78.00",
-        "CROP": "26.78 8.33 23.33 3.75 10.00 35.00 67.50 60.05 78.20",
-    },
-    "B": {
-        "Base": "48.58 24.17 46.67 24.58 33.33 63.75 85.00 81.80 81.80",
-        "Pure OPD": "48.90 22.92 43.33 20.00 30.00 69.38 90.00 83.30 89.60",
-        "IW-OPD": "51.16 27.50 50.00 22.50 43.33 71.25 92.50 83.40 91.80",
-        "Dense CREDIT": "50.19 22.08 40.00 21.67 33.33 75.00 85.00 82.00 82.00",
-        "Entropy": "50.71 24.17 36.67 22.08 36.67 71.88 85.00 84.70 90.60",
-        "TIP": "50.31 24.17 40.00 21.67 40.00 70.63 92.50 84.80 92.60",
-        "TA-OPD": "50.68 23.75 40.00 24.58 50.00 71.25 92.50 83.15 92.00",
-        "CROP": "52.13 27.92 50.00 24.58 50.00 72.19 92.50 83.85 92.40",
-    },
-}
-
-
-def counts(printed: str, problems: int, samples: int) -> tuple[int, int]:
-    """The right answers and the problems with one that round to what is printed."""
-    mean, passed = map(float, printed.split())
-    return round(mean * problems * samples / 100), round(passed * problems / 100)
-
-
-def results(setting: str, label: str, numbers: str, extra: dict | None = None) -> dict:
-    columns, found = numbers.split()[1:], {}
-    for place, (name, (problems, samples)) in enumerate(BENCHMARKS.items()):
-        right, solved = counts(" ".join(columns[2 * place : 2 * place + 2]), problems, samples)
-        mean, passed = right / (problems * samples), solved / problems
-        found[name] = {"problems": problems, "samples": samples, "mean": mean, "pass": passed}
-    return {"setting": setting, "label": label, "benchmarks": {**found, **(extra or {})}}
 
 
 def shown(table: str) -> list[list[str]]:
@@ -113,6 +74,22 @@ def test_avg_counts_the_clean_subset_or_the_whole():
     table = main_table([run], "whole")
     assert shown(table)[2][1] == "26.78"
     assert "MATH-500 (500 problems); " in table and "`--average clean` counts MATH-500-Clean instead." in table
+
+
+def test_crop_is_set_beside_the_strongest_of_its_budget():
+    averages = {("crop", 0.1): 0.4, ("crop", 0.2): 0.5, ("tip", 0.1): 0.3, ("tip", 0.2): 0.45, ("entropy", 0.2): 0.2}
+    averages |= {("opd", 0.1): 0.35, ("crop-ent", 0.1): 0.9}
+    runs = []
+    for (method, ratio), mean in averages.items():
+        found = {"x": {"mean": mean, "pass": mean, "samples": 1, "problems": 20}}
+        training = {"method": method, "retention_ratio": ratio}
+        runs.append({"label": f"{method} {ratio}", "benchmarks": found, "training": training})
+    said = [line.partition(" (points")[0] for line in main_table(runs).splitlines() if "strongest other" in line]
+    # All tokens, whatever ratio their run was given, are of no budget.
+    assert [line.replace("the strongest other ", "") for line in said] == [
+        "crop 0.1 +5.00 over method, opd 0.1; +10.00 over hard selector, tip 0.1",
+        "crop 0.2 +5.00 over method, tip 0.2; +5.00 over hard selector, tip 0.2",
+    ]
 
 
 def test_seeds_of_one_row_are_averaged_with_their_interval():

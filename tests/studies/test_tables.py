@@ -1,14 +1,16 @@
 """Rows of a study and the tables made of them, against numbers worked out by hand or by a library."""
 
 import json
-import re
 
+import pandas
 import pytest
+from paper import ABLATION, BENCHMARKS, BUDGETS, PRINTED, results
 from scipy import stats
 
-from crop_trl.files import read_rows
+from crop_trl.commands import study
+from crop_trl.files import alone_in, read_rows
 from crop_trl.studies.rows import stored_rows, write_rows
-from crop_trl.studies.tables import differences, groups_of, study_markdown
+from crop_trl.studies.tables import groups_of, study_markdown
 
 DEFAULTS = {"method": "crop", "seed": 42, "retention_ratio": 0.2, "learning_rate": 1e-6, "num_counterfactuals": 1}
 
@@ -21,14 +23,19 @@ def row(method: str, seed: int, after: float | None, world: str = "w", evaluatio
     }
     run = f"{world}/{json.dumps(settings)}"
     found = {**DEFAULTS, **settings, **measured, "run": run, "world": world, "settings": json.dumps(settings)}
-    if evaluation:
-        found |= {"evaluation": json.dumps(evaluation), "average": evaluation["AIME24"]["mean"]}
-    return found
+    return found | ({"evaluation": json.dumps(evaluation)} if evaluation else {})
 
 
-def cells(text: str, first: str) -> list[str]:
-    """The cells of the first line of a table that begins with a cell."""
-    return [cell.strip() for cell in re.search(rf"^\| {first} +\|(.*)\|$", text, re.MULTILINE)[1].split("|")]
+def table(text: str, heading: str = "## ") -> list[list[str]]:
+    """The lines of the first table after a heading, without marks, the header first."""
+    lines = text.partition(heading)[2].replace("*", "").split("\n## ")[0].split("\n### ")[0].splitlines()
+    found = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    return [line for line in found if not set("".join(line)) <= set("-: ")]
+
+
+def cells(text: str, first: str, heading: str = "## ") -> list[str]:
+    """The cells of the line of a table that begins with a cell."""
+    return next(line[1:] for line in table(text, heading) if line[0] == first)
 
 
 RANDOM = {0: 0.50, 1: 0.60, 2: 0.70}
@@ -44,71 +51,152 @@ def rows(**more):
 def test_means_and_differences_by_seed():
     groups = groups_of(rows(), DEFAULTS)
     assert [group.method for group in groups] == ["crop", "opd", "random"] and groups[0].settings == {}
-    found = {d.group.method: d for d in differences(groups, "random")}
-    assert set(found) == {"crop", "opd"} and found["crop"].seeds == 3
-    ours, theirs = [CROP[seed] for seed in range(3)], list(RANDOM.values())
-    test = stats.ttest_rel(ours, theirs)
-    assert found["crop"].mean == pytest.approx(0.10) and found["crop"].p == pytest.approx(test.pvalue)
-    assert found["crop"].interval == pytest.approx(tuple(test.confidence_interval(0.95)))
-    # The smaller of two p is doubled, the larger stays, unless that would change their order.
-    small, large = sorted(found.values(), key=lambda d: d.p)
-    assert small.corrected == pytest.approx(2 * small.p) and large.corrected == max(large.p, small.corrected)
-    assert found["crop"].over_problems[0] < 0.1 < found["crop"].over_problems[1]
     text = study_markdown(rows(), DEFAULTS, "random")
+    found = {name: cells(text, name, "differences to random") for name in ("crop", "opd")}
+    assert len(table(text, "differences to random")) == 3
+    test = stats.ttest_rel([CROP[seed] for seed in range(3)], list(RANDOM.values()))
+    low, high = test.confidence_interval(0.95)
+    assert found["crop"][:3] == ["3", f"+10.0 ({100 * low:+.1f} to {100 * high:+.1f})", f"{test.pvalue:.3g}"]
+    # The smaller of two p is doubled, the larger stays, unless that would change their order.
+    other = stats.ttest_rel(list(OPD.values()), list(RANDOM.values())).pvalue
+    small, large = sorted([test.pvalue, other])
+    assert {line[3] for line in found.values()} == {f"{2 * small:.3g}", f"{max(large, 2 * small):.3g}"}
+    low, high = map(float, found["crop"][4].split(" to "))
+    assert low < 10 < high
     low, high = stats.t.interval(0.95, 3, 0.75, stats.sem(list(CROP.values())))
     assert cells(text, "crop")[:3] == ["4", "40.0", f"75.0 ({100 * low:.1f} to {100 * high:.1f})"]
-    assert "| crop   |     3 |" in text and "corrected by Holm's method for 2 comparisons" in text
+    assert "corrected by Holm's method for 2 tests" in text
     alone = study_markdown([row("crop", 0, 0.5), row("base", 0, None)], DEFAULTS, "random")
     assert cells(alone, "crop")[:3] == ["1", "40.0", "50.0"] and cells(alone, "base")[2] == "-"
-    assert "No method has a seed in common" in alone
+    assert "No run of `random` was measured; measured were crop, base." in alone
+
+
+def test_numbers_stay_among_what_they_can_be():
+    """Nothing right is the worst, not what comes first; intervals end at 0 and 100; tests are those that were made."""
+    found = [row("tip", 0, 0.0), row("tip", 1, 0.0), row("crop", 0, 0.1), row("crop", 1, 0.9), row("random", 0, 0.3)]
+    found += [row("random", 1, 0.3), row("opd", 0, 0.2), row("entropy", 0, None)]
+    assert [group.method for group in groups_of(found, DEFAULTS)] == ["crop", "random", "opd", "tip", "entropy"]
+    text = study_markdown(found, DEFAULTS, "random")
+    assert cells(text, "crop")[2] == "50.0 (0.0 to 100.0)" and cells(text, "tip")[2] == "0.0 (0.0 to 0.0)"
+    # Of three differences one has a single seed, and one is the same for both.
+    assert len(table(text, "differences to random")) == 4 and "Holm's method for 1 tests" in text
+    assert cells(text, "crop", "differences to random")[1] == "+20.0 (-100.0 to +100.0)"
+    assert "Not compared: entropy (not measured)." in text
 
 
 def test_each_is_compared_with_the_runs_whose_settings_agree_best():
     def pairs(*found):
-        groups = groups_of(found, DEFAULTS)
-        return {
-            (d.group.method, d.group.settings.get("retention_ratio")): d.mean for d in differences(groups, "random")
-        }
+        text = study_markdown(found, DEFAULTS, "random")
+        header, *lines = table(text, "differences to random") or [[]]
+        points = header.index("Difference (points)") if header else 0
+        return {", ".join(line[: points - 1]): line[points] for line in lines}, text.partition("Not compared: ")[2]
 
     ratios = [row(m, 0, a, retention_ratio=r) for m, a, r in (("crop", 0.5, 0.1), ("crop", 0.6, 0.2))]
     rivals = [row("random", 0, 0.4, retention_ratio=0.1), row("random", 0, 0.3, retention_ratio=0.2)]
     # Of two budgets neither is that of a method that keeps every token.
-    assert pairs(*ratios, *rivals, row("opd", 0, 0.9)) == pytest.approx({("crop", 0.1): 0.1, ("crop", 0.2): 0.3})
-    assert pairs(row("opd", 0, 0.9), *ratios, rivals[0])[("opd", None)] == pytest.approx(0.5)
+    found, left = pairs(*ratios, *rivals, row("opd", 0, 0.9))
+    assert found == {"crop, 0.1": "+10.0", "crop, 0.2": "+30.0"}
+    assert left.startswith("opd (2 groups of `random` are as near).")
+    assert pairs(row("opd", 0, 0.9), *ratios, rivals[0])[0]["opd, -"] == "+50.0"
     # Each method at a rate of its own.
     rates = [row("crop", 0, 0.5, learning_rate=1e-5), row("random", 0, 0.4, learning_rate=1e-6)]
-    assert pairs(*rates) == pytest.approx({("crop", None): 0.1})
+    assert pairs(*rates)[0] == {"crop, 1e-05": "+10.0"}
     # What a method does not read differs, the rate agrees.
     rates = [row("random", 0, after, learning_rate=rate) for after, rate in ((0.4, 1e-5), (0.3, 1e-6))]
-    assert pairs(row("crop", 0, 0.5, learning_rate=1e-6, num_counterfactuals=4), *rates)["crop", None] == pytest.approx(
-        0.2
+    several = row("crop", 0, 0.5, learning_rate=1e-6, num_counterfactuals=4)
+    assert pairs(several, *rates)[0] == {"crop, 1e-06, 4": "+20.0"}
+    assert pairs(row("crop", 0, 0.5, learning_rate=3e-6), *rates)[0] == {}
+    # Never at another budget, never with another seed.
+    found, left = pairs(row("crop", 0, 0.5, retention_ratio=0.1), row("random", 0, 0.4), row("tip", 1, 0.5))
+    assert found == {}
+    assert left.startswith(
+        "crop, retention_ratio 0.1 (no `random` at its budget); tip, retention_ratio 0.2 (no seed in common)."
     )
-    assert pairs(row("crop", 0, 0.5, learning_rate=3e-6), *rates) == {}
-    # Never at another budget.
-    assert pairs(row("crop", 0, 0.5, retention_ratio=0.1), row("random", 0, 0.4, retention_ratio=0.2)) == {}
 
 
-def test_the_papers_tables_where_their_runs_are():
-    def benchmarks(mean):
-        return {"AIME24": {"mean": mean, "pass": 2 * mean, "samples": 8, "problems": 30}}
+def test_what_keeps_every_token_has_one_run_a_seed_in_every_table():
+    found = [row("crop", seed, 0.5, retention_ratio=ratio) for seed in (0, 1) for ratio in (0.1, 0.2)]
+    found += [row("opd", s, a, retention_ratio=r) for s, a, r in ((0, 0.6, 0.1), (0, 0.9, 0.2), (1, 0.8, 0.1))]
+    text = study_markdown(found, DEFAULTS, "opd")
+    # Student's t with one degree of freedom: 12.706 times 0.1.
+    assert cells(text, "opd")[:4] == ["-", "2", "40.0", "70.0 (0.0 to 100.0)"]
+    assert cells(text, "opd", "Accuracy over the budget")[-1] == "70.00 (0.0 to 100.0)"
+    assert cells(text, "crop over opd", "Accuracy over the budget")[0] == "-20.00 (-100.0 to +100.0)"
+    assert {line[3] for line in table(text, "differences to opd")[1:]} == {"-20.0 (-100.0 to +100.0)"}
 
-    accuracies = {"crop": {0.1: 0.3, 0.2: 0.35}, "crop-student": {0.1: 0.25, 0.2: 0.26}, "tip": {0.2: 0.2}}
-    found = [
-        row(method, seed, 0.5, world="a", retention_ratio=ratio, evaluation=benchmarks(value))
-        for method, ratios in accuracies.items()
-        for ratio, value in ratios.items()
-        for seed in (0, 1)
-    ]
-    found += [row("opd", 0, 0.5, world="a", evaluation=benchmarks(0.28))]
-    text = study_markdown([*found, row("crop", 0, 0.5, world="b", evaluation=benchmarks(0.4))], DEFAULTS)
-    assert "### a: crop and crop-student over the budget (%)" in text and "crop over tip" in text
-    main = text.partition("## Benchmarks (%)")[2]
-    assert "| a | crop, retention_ratio 0.2 | **35.00** (35.0 to 35.0) |" in main and "| b | crop | **40.00** |" in main
-    assert "+7.00 over the strongest other method, opd" in main
-    assert "over the budget" not in study_markdown(rows(), DEFAULTS)
-    # Budgets at several rates are no curve.
-    mixed = [*found, row("crop", 0, 0.5, world="a", learning_rate=1e-5, evaluation=benchmarks(0.4))]
-    assert "over the budget" not in study_markdown(mixed, DEFAULTS)
+
+NAMES = ("base", "opd", "iw-opd", "credit", "entropy", "tip", "ta-opd", "crop")
+
+
+def evaluated(method: str, means: list[float], world: str = "setting_a", ratio: float = 0.2, passes=(0.5,) * 4):
+    """A row as the paper's settings make it: no held-out problems, and a clean subset, here without a right answer."""
+    found = {
+        name: {"mean": mean, "pass": passed, "samples": samples, "problems": problems, "shares": {"1": mean, "2": mean}}
+        for (name, (problems, samples)), mean, passed in zip(BENCHMARKS.items(), means, passes)
+    }
+    found["MATH-500-Clean"] = {**found["MATH-500"], "mean": 0.0, "problems": 492}
+    return row(method, 42, None, world, found, retention_ratio=ratio)
+
+
+def test_the_papers_tables_come_out_of_the_runs_of_its_grids():
+    found = []
+    for world, block in (("setting_b", PRINTED["B"]), ("setting_a", PRINTED["A"])):
+        for name, line in reversed(list(zip(NAMES, block.values()))):
+            shares = results("", "", line)["benchmarks"].values()
+            means, passes = ([each[kind] for each in shares] for kind in ("mean", "pass"))
+            found.append(evaluated(name, means, world, passes=passes))
+    for name, line in list(ABLATION.items())[:-1]:
+        sizes = [problems * samples for problems, samples in BENCHMARKS.values()]
+        found.append(evaluated(name, [round(float(m) * size / 100) / size for m, size in zip(line.split(), sizes)]))
+    for name, averages in BUDGETS.items():
+        # Those at 20 % are above, but for one.
+        further = {ratio: float(avg) / 100 for ratio, avg in averages.items() if ratio != 20 or name == "crop-ent"}
+        found += [evaluated(name, [avg] * 4, ratio=ratio / 100) for ratio, avg in further.items()]
+    text = study_markdown(found, DEFAULTS, "crop", "whole")
+
+    # Both settings in one table, the methods of the paper's in its order.
+    main = [line for line in table(text, "## Benchmarks (%)") if "retention_ratio" not in line[1] or "0.2" in line[1]]
+    ours = [[line[0], line[1].partition(",")[0], *line[2:11]] for line in main if line[1].partition(",")[0] in NAMES]
+    printed = {"setting_b": PRINTED["B"], "setting_a": PRINTED["A"]}
+    assert ours == [[w, n, *line.split()] for w, block in printed.items() for n, line in zip(NAMES, block.values())]
+    assert "crop, retention_ratio 0.2 +1.41 over the strongest other method, ta-opd, retention_ratio 0.2; +1.41" in text
+
+    ablation = table(text, "### setting_a: selectors beside crop, retention_ratio 0.2 (%)")
+    assert ablation[0] == ["Method", *BENCHMARKS, "Avg.", "Minus crop"] and text.count("selectors beside") == 1
+    assert ablation[1:] == [[name, *line.split()] for name, line in ABLATION.items()]
+
+    budgets = "### setting_a: Accuracy over the budget (%)"
+    assert table(text, budgets)[0] == ["Method", *(f"{r} %" for r in (5, 10, 15, 20, 30, 40, 50)), "all tokens"]
+    assert cells(text, "crop", budgets)[:-1] == list(BUDGETS["crop"].values())
+    pair = cells(text, "crop over crop-student", "### setting_a: crop and crop-student over the budget (%)")
+    assert pair[:4] == ["+0.36", "+0.16", "+0.89", "+0.57"]
+    pair = cells(text, "crop over crop-ent", "### setting_a: crop and crop-ent over the budget (%)")
+    assert pair == ["-", "+2.35", "-", "+2.89", "+0.84", "-0.38", "+0.65"]
+
+    # Paired by Avg., since nothing else was measured.
+    against = {tuple(line[:2]): line[2:] for line in table(text, "### setting_a: differences to crop")}
+    assert against["ta-opd", "0.2"][:4] == ["1", "-1.4", "-", "-"] and against["crop-ent", "0.4"][1] == "+0.4"
+    low, high = map(float, against["ta-opd", "0.2"][4].split(" to "))
+    assert low < -1.4 < high
+    assert "Accuracy is Avg. of AIME24, AIME25, AMC23, MATH-500." in text
+    # Avg. as the paper's text has it, in all tables.
+    clean = study_markdown(found, DEFAULTS, average="clean")
+    assert (
+        cells(clean, "crop", budgets)[3] == cells(clean, "crop", "### setting_a: selectors beside crop")[4] == "11.77"
+    )
+    assert "| setting_a | crop, retention_ratio 0.2 | 11.77 |" in clean.replace("*", "")
+
+
+def test_worlds_on_other_benchmarks_have_tables_of_their_own():
+    one, two = ({name: {"mean": 0.5, "pass": 0.5, "samples": 1, "problems": 5}} for name in ("x", "y"))
+    found = [row("crop", 0, 0.5, "a", one), row("crop", 0, 0.5, "b", two), row("opd", 0, 0.4, "b")]
+    text = study_markdown([*found, row("crop", 0, 0.5, "c", one), row("opd", 0, 0.5, "c", two)], DEFAULTS, "opd")
+    assert text.count("## Benchmarks") == 2  # of what shares nothing there is none
+    for world, name in (("a", "x"), ("b", "y")):
+        header, *lines = table(text, f"## Benchmarks (%): {world}")
+        assert header == ["Method", "Avg.", f"{name} Mean@1", f"{name} Pass@1"] and lines == [["crop", *["50.00"] * 3]]
+    # Where not all were evaluated, held-out problems are what is compared.
+    assert cells(text, "crop", "### b: differences to opd")[1] == "+10.0"
 
 
 def test_rows_come_back_whatever_they_hold(tmp_path):
@@ -124,6 +212,49 @@ def test_rows_come_back_whatever_they_hold(tmp_path):
     assert list(read_rows(tmp_path / "runs.parquet")[0])[:3] == ["run", "world", "method"]
     write_rows(tmp_path / "none.parquet", {})
     assert stored_rows([tmp_path / "none.parquet"]) == {}
-    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match="is no table of a study: it lacks the columns `run` and `settings`."):
-        stored_rows([tmp_path / "other.csv"])
+
+
+def test_what_is_no_table_of_a_study_gets_one_sentence(tmp_path):
+    right = rows()[0]
+    wrong = {
+        "settings": (None, "[1]", "{"),
+        "evaluation": ("no JSON", "[1]"),
+        "seed": ("0",),
+        "accuracy_after": ("0.5",),
+    }
+    odd = [(name, right | {name: value}) for name, values in wrong.items() for value in values]
+    odd += [(name, {k: v for k, v in right.items() if k != name}) for name in ("run", "world", "method", "settings")]
+    files = [(name, pandas.DataFrame([content])) for name, content in odd]
+    for number, (_, content) in enumerate(files):
+        content.to_parquet(tmp_path / f"{number}.parquet")
+    # Cells of a CSV are text.
+    pandas.DataFrame([right]).to_csv(tmp_path / "rows.csv")
+    pandas.DataFrame([{"a": 1}]).to_csv(tmp_path / "other.csv")
+    (tmp_path / "broken.parquet").write_bytes(b"no")
+    said = {}
+    for name in (*map("{}.parquet".format, range(len(files))), "rows.csv", "other.csv", "broken.parquet"):
+        with pytest.raises(ValueError) as raised:
+            stored_rows([tmp_path / name])
+        said[name] = str(raised.value).removeprefix(repr(str(tmp_path / name)))
+    sentence = " is no table of a study: a row has no right `{}`; give the runs.parquet of one.".format
+    expected = {f"{number}.parquet": sentence(name) for number, (name, _) in enumerate(files)}
+    expected |= {"rows.csv": sentence("seed"), "other.csv": sentence("run"), "broken.parquet": said["broken.parquet"]}
+    assert said == expected and "is no Parquet file" in said["broken.parquet"]
+
+
+def test_tables_are_printed_where_nothing_can_be_written_and_nothing_is_made_of_nothing(tmp_path, capsys):
+    write_rows(tmp_path / "rows.parquet", {r["run"]: r for r in rows()})
+    (tmp_path / "file").write_text("")
+    given = ["--table", "--rows", str(tmp_path / "rows.parquet"), "--output"]
+    with pytest.raises(SystemExit, match="holds no finished run"):
+        study.main(["--table", "--output", str(tmp_path / "none")])
+    assert not (tmp_path / "none").exists()
+    with alone_in(tmp_path / "running/.lock", "here"):
+        for folder, reason in (("file/out", "cannot be written"), ("running", "is in use by another run")):
+            assert study.main([*given, str(tmp_path / folder)]) == 0
+            told = capsys.readouterr()
+            assert cells(told.out, "crop")[0] == "4" and "The tables are printed only: `output`" in told.err
+            assert reason in told.err and not list((tmp_path / "running").glob("[!.]*"))
+    assert study.main([*given, str(tmp_path / "out")]) == 0
+    assert sorted(path.name for path in (tmp_path / "out").glob("[!.]*")) == ["runs.parquet", "tables.md"]
+    assert (tmp_path / "out/tables.md").read_text() in capsys.readouterr().out
