@@ -114,11 +114,11 @@ def study_markdown(
     order = {method: place for place, method in enumerate(["base", *METHODS])}  # the paper's
     parts = []
     evaluated: dict[tuple[str, ...], list[dict[str, Any]]] = {}  # by the benchmarks that a world's runs share
-    for world, own in worlds.items():
+    for world, own in sorted(worlds.items()):
         compared = compared_in(own, average)
         measure = f"Accuracy is {'that on' if compared == [HELD_OUT] else 'Avg. of'} {', '.join(compared)}.\n"
         groups = groups_of(own, defaults, compared)
-        parts += [f"## {world}", "", _means(groups)]
+        parts += [f"## {world}", "", _means(groups, compared != [HELD_OUT])]
         if against is not None:
             parts += [f"### {world}: differences to {against}", "", _differences(groups, against), measure]
         if budgets := _budgets(groups):
@@ -141,10 +141,9 @@ def _result(world: str, group: Group, row: Row) -> dict[str, Any]:
     return {"label": group.label, "setting": world, "benchmarks": benchmarks, "training": training}
 
 
-def _means(groups: Sequence[Group]) -> str:
-    names = list(groups[0].settings)
-    header = ["Method", *names, "Seeds", "Before (%)", "After (%)", "Length before", "after", "Kept (%)", "Gap on kept"]
-    header += ["Passes", "Seconds a step"]
+def _means(groups: Sequence[Group], evaluated: bool) -> str:
+    header = ["Method", *groups[0].settings, "Seeds", *["Avg. (%)"] * evaluated, "Before (%)", "After (%)"]
+    header += ["Length before", "after", "Kept (%)", "Gap on kept", "Passes", "Seconds a step"]
     lines = []
     for group in groups:
         before, after, kept = (group.column(name) for name in ("accuracy_before", "accuracy_after", "kept_share"))
@@ -153,15 +152,16 @@ def _means(groups: Sequence[Group]) -> str:
         lines.append(
             [
                 *(group.method, *(_setting(value) for value in group.settings.values()), len(group.rows)),
+                *[_points(list(group.accuracy.values()), (0, 1))] * evaluated,
                 *(_points(before), _points(after, (0, 1))),
                 *(_number(_mean(group.column(f"length_{when}")), 0) for when in ("before", "after")),
-                *(_points(kept), " to ".join(gaps)),
+                *(_points(kept), " to ".join(gaps).replace("- to -", "-")),
                 *(_number(_mean(group.column("passes")), 0), _number(sum(seconds) or None, 1)),
             ]
         )
     return markdown_table(header, lines, right=True, padded=True) + (
-        "\nMeans over seeds, in brackets the 95 % interval of the mean by Student's t. Accuracy is that on the "
-        "held-out problems of training. Lengths are in tokens. The gap is that between student and teacher on kept "
+        "\nMeans over seeds, in brackets the 95 % interval of the mean by Student's t. Before and after training is "
+        "accuracy on its held-out problems. Lengths are in tokens. The gap is that between student and teacher on kept "
         "tokens, in nats, in the first logged steps and the last. A pass is one reading of a response for its scores.\n"
     )
 
@@ -189,7 +189,7 @@ def _differences(groups: Sequence[Group], against: str) -> str:
         ahead = _ahead(group, near[0]) if len(near) == 1 else {}
         if not ahead:
             why = "not measured" if not group.results else f"no `{against}` at its budget" if not near else ""
-            why = why or ("no seed in common" if len(near) == 1 else f"{len(near)} groups of `{against}` are as near")
+            why = why or ("no seed in common" if len(near) == 1 else f"{len(near)} groups of `{against}` fit")
             left.append(f"{group.label} ({why})")
             continue
         each, ours, theirs = list(ahead.values()), group.shares(ahead), near[0].shares(ahead)
@@ -206,8 +206,8 @@ def _differences(groups: Sequence[Group], against: str) -> str:
     header = ["Method", *groups[0].settings, "Seeds", "Difference (points)", "p", "p, Holm", "Over problems"]
     caption = (
         f"\nEach beside the runs of `{against}` at its budget whose other settings agree best, paired by seed: 95 % "
-        f"intervals, and p of the paired t-test as it is and corrected by Holm's method for {len(tests)} tests. Over "
-        "problems: the 95 % interval that these seeds would have with other problems.\n"
+        "intervals, and p of the paired t-test as it is and corrected by Holm's method (number of tests: "
+        f"{len(tests)}). Over problems: the 95 % interval that these seeds would have with other problems.\n"
     )
     text = markdown_table(header, lines, right=True, padded=True) + caption if lines else ""
     return text + (f"\nNot compared: {'; '.join(left)}.\n" if left else "")

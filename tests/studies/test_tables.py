@@ -65,7 +65,7 @@ def test_means_and_differences_by_seed():
     assert low < 10 < high
     low, high = stats.t.interval(0.95, 3, 0.75, stats.sem(list(CROP.values())))
     assert cells(text, "crop")[:3] == ["4", "40.0", f"75.0 ({100 * low:.1f} to {100 * high:.1f})"]
-    assert "corrected by Holm's method for 2 tests" in text
+    assert "corrected by Holm's method (number of tests: 2)" in text
     alone = study_markdown([row("crop", 0, 0.5), row("base", 0, None)], DEFAULTS, "random")
     assert cells(alone, "crop")[:3] == ["1", "40.0", "50.0"] and cells(alone, "base")[2] == "-"
     assert "No run of `random` was measured; measured were crop, base." in alone
@@ -79,7 +79,7 @@ def test_numbers_stay_among_what_they_can_be():
     text = study_markdown(found, DEFAULTS, "random")
     assert cells(text, "crop")[2] == "50.0 (0.0 to 100.0)" and cells(text, "tip")[2] == "0.0 (0.0 to 0.0)"
     # Of three differences one has a single seed, and one is the same for both.
-    assert len(table(text, "differences to random")) == 4 and "Holm's method for 1 tests" in text
+    assert len(table(text, "differences to random")) == 4 and "Holm's method (number of tests: 1)" in text
     assert cells(text, "crop", "differences to random")[1] == "+20.0 (-100.0 to +100.0)"
     assert "Not compared: entropy (not measured)." in text
 
@@ -96,7 +96,7 @@ def test_each_is_compared_with_the_runs_whose_settings_agree_best():
     # Of two budgets neither is that of a method that keeps every token.
     found, left = pairs(*ratios, *rivals, row("opd", 0, 0.9))
     assert found == {"crop, 0.1": "+10.0", "crop, 0.2": "+30.0"}
-    assert left.startswith("opd (2 groups of `random` are as near).")
+    assert left.startswith("opd (2 groups of `random` fit).")
     assert pairs(row("opd", 0, 0.9), *ratios, rivals[0])[0]["opd, -"] == "+50.0"
     # Each method at a rate of its own.
     rates = [row("crop", 0, 0.5, learning_rate=1e-5), row("random", 0, 0.4, learning_rate=1e-6)]
@@ -157,7 +157,7 @@ def test_the_papers_tables_come_out_of_the_runs_of_its_grids():
     # Both settings in one table, the methods of the paper's in its order.
     main = [line for line in table(text, "## Benchmarks (%)") if "retention_ratio" not in line[1] or "0.2" in line[1]]
     ours = [[line[0], line[1].partition(",")[0], *line[2:11]] for line in main if line[1].partition(",")[0] in NAMES]
-    printed = {"setting_b": PRINTED["B"], "setting_a": PRINTED["A"]}
+    printed = {"setting_a": PRINTED["A"], "setting_b": PRINTED["B"]}
     assert ours == [[w, n, *line.split()] for w, block in printed.items() for n, line in zip(NAMES, block.values())]
     assert "crop, retention_ratio 0.2 +1.41 over the strongest other method, ta-opd, retention_ratio 0.2; +1.41" in text
 
