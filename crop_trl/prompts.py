@@ -173,8 +173,9 @@ def draw_negatives(
 PLACEHOLDER = "{problem}"
 # Asks for \boxed{}, since that is where evaluation looks for the answer. Training, triplets and evaluation share it.
 DEFAULT_PROMPT_TEMPLATE = PLACEHOLDER + "\n\nWork through the problem and write the final answer inside \\boxed{}."
-# Lies beside a model that was trained with a wrapper, and says with which.
+# Lies beside a model that was trained, and says how problems were put to it.
 TEMPLATE_FILE = "prompt_template.json"
+_HOW_ASKED = {"prompt_template": str, "conversational": bool, "chat_template_kwargs": dict}
 
 _MARGIN = " \t\n"  # not all of str.strip(): other white space is screened as control characters
 
@@ -205,16 +206,20 @@ def unwrap_problem(text: str, template: str = DEFAULT_PROMPT_TEMPLATE) -> str:
     return text
 
 
-def save_template(folder: str | Path, template: str) -> None:
-    """Put the wrapper that a model was trained with beside the model."""
+def save_how_asked(
+    folder: str | Path, template: str, conversational: bool = True, chat_template_kwargs: dict[str, Any] | None = None
+) -> None:
+    """Put beside a model how problems are put to it in training: the wrapper, chat messages or plain text, and what
+    the chat template is given."""
     Path(folder).mkdir(parents=True, exist_ok=True)
-    write_json(Path(folder) / TEMPLATE_FILE, {"prompt_template": check_template(template)})
+    values = (check_template(template), conversational, chat_template_kwargs or {})
+    write_json(Path(folder) / TEMPLATE_FILE, dict(zip(_HOW_ASKED, values, strict=True)))
 
 
-def saved_template(model: str | Path, hub: bool = True) -> str | None:
+def saved_how_asked(model: str | Path, hub: bool = True) -> dict[str, Any]:
     """
-    The wrapper that a model (a run, a checkpoint in it, or a name on the hub) was trained with; `None`: not said.
-    Raises `ValueError` for a broken file.
+    What [`save_how_asked`] put beside a model (a run, a checkpoint in it, or a name on the hub), under the names of its
+    settings; empty where nothing is said. Raises `ValueError` for a broken file.
     """
     folder = Path(model)
     if folder.is_dir():
@@ -224,11 +229,15 @@ def saved_template(model: str | Path, hub: bool = True) -> str | None:
     else:
         file = _from_hub(str(model)) if hub else None
     if file is None:
-        return None
-    template = read_object(file, "mend it, or delete it to choose a wrapper yourself").get("prompt_template")
-    if not isinstance(template, str):
-        raise ValueError(f"{str(file)!r} holds no `prompt_template`; mend it, or delete it to choose one yourself.")
-    return check_template(template)
+        return {}
+    remedy = "mend it, or delete it to choose for yourself"
+    # Files of earlier versions hold the wrapper alone.
+    asked = {"prompt_template": None, **read_object(file, remedy)}
+    for name, kind in _HOW_ASKED.items():
+        if name in asked and not isinstance(asked[name], kind):
+            raise ValueError(f"{str(file)!r} holds no `{name}` that could be one; {remedy}.")
+    check_template(asked["prompt_template"])
+    return {name: asked[name] for name in _HOW_ASKED if name in asked}
 
 
 def _from_hub(name: str) -> Path | None:

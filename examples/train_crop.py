@@ -11,7 +11,7 @@ from trl import ModelConfig, TrlParser, get_peft_config
 from crop_trl import CROPTrainer
 from crop_trl.commands.errors import told
 from crop_trl.evaluation.grading import accuracy_reward
-from crop_trl.prompts import save_template
+from crop_trl.prompts import save_how_asked
 from crop_trl.runs import ScriptArguments, TrainConfig, check_run, finish_run
 from crop_trl.triplets import load_triplets
 
@@ -52,7 +52,8 @@ def main() -> None:
         )
     if args.train:  # and not `--method base`
         if trainer.accelerator.is_main_process:
-            save_template(args.output_dir, script.prompt_template)  # for evaluation, which wraps problems alike
+            # For evaluation, which puts problems to the student as they were put here.
+            save_how_asked(args.output_dir, script.prompt_template, script.conversational, args.chat_template_kwargs)
         trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
         trainer.save_model()
         trainer.save_state()

@@ -13,7 +13,6 @@ A run that was interrupted goes on when the same command is given again.
 import argparse
 import json
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 from ..evaluation import benchmarks, run, tables
@@ -27,6 +26,7 @@ from ..evaluation.sampling import (
     check_dtype,
 )
 from ..files import write_json, write_text
+from ..prompts import DEFAULT_PROMPT_TEMPLATE, saved_how_asked
 from .errors import told
 from .options import OptionParser
 
@@ -55,7 +55,22 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
     drawing = parser.add_argument_group("sampling")
     drawing.add_argument("--setting", choices=sorted(SETTINGS), help="the paper's: A thinking, B not")
-    drawing.add_argument("--thinking", action=argparse.BooleanOptionalAction, help="in place of the setting's")
+    drawing.add_argument(
+        "--thinking",
+        action=argparse.BooleanOptionalAction,
+        help="whether the chat template is told to think (enable_thinking), in place of the setting's; without either "
+        "as the model was trained, else as its template has it",
+    )
+    drawing.add_argument(
+        "--chat_template_kwargs",
+        metavar="JSON",
+        help="what else it is told, in place of what it was told in training",
+    )
+    drawing.add_argument(
+        "--conversational",
+        action=argparse.BooleanOptionalAction,
+        help="chat messages or plain text; by default as the model was trained, else messages",
+    )
     drawing.add_argument("--temperature", type=float, default=DecodingSettings.temperature)
     drawing.add_argument("--top_p", type=float, default=DecodingSettings.top_p)
     drawing.add_argument("--max_tokens", type=int, default=DecodingSettings.max_tokens)
@@ -91,12 +106,15 @@ def check_options(args: argparse.Namespace) -> None:
             raise ValueError(
                 f"`--{option}` is for `--sampler {sampler}`, and the sampler is {args.sampler}; leave it out."
             )
-    try:
-        args.vllm_options = json.loads(args.vllm_options or "{}")
-    except ValueError:
-        args.vllm_options = None
-    if not isinstance(args.vllm_options, dict):
-        raise ValueError("`--vllm_options` is no JSON object; write it as in '{\"tensor_parallel_size\": 2}'.")
+    examples = {"vllm_options": '{"tensor_parallel_size": 2}', "chat_template_kwargs": '{"enable_thinking": false}'}
+    for option, example in examples.items():
+        try:
+            value = json.loads(getattr(args, option) or "{}")
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            raise ValueError(f"`--{option}` is no JSON object; write it as in '{example}'.")
+        setattr(args, option, value)
 
 
 def load_benchmarks(args: argparse.Namespace) -> list[benchmarks.Benchmark]:
@@ -121,14 +139,12 @@ def evaluate(args: argparse.Namespace) -> None:
         raise ValueError("`--output` is not set; name the folder that generations and results go to.")
     if args.sampler == "server" and not args.server_url:
         raise ValueError("`--sampler server` needs `--server_url`, such as http://localhost:8000/v1.")
-    decoding = replace(
-        SETTINGS[args.setting] if args.setting else DecodingSettings(),
-        temperature=args.temperature,
-        top_p=args.top_p,
-        max_tokens=args.max_tokens,
-    )
+    trained = saved_how_asked(args.model, hub=args.sampler != "server")
+    options = {**trained.get("chat_template_kwargs", {}), **SETTINGS.get(args.setting, {}), **args.chat_template_kwargs}
     if args.thinking is not None:
-        decoding = replace(decoding, thinking=args.thinking)
+        options["enable_thinking"] = args.thinking
+    conversational = trained.get("conversational", True) if args.conversational is None else args.conversational
+    decoding = DecodingSettings(args.temperature, args.top_p, args.max_tokens, options, conversational)
     labels = {"label": args.label or Path(args.output).name}
     if args.setting:
         labels["setting"] = args.setting
@@ -140,9 +156,10 @@ def evaluate(args: argparse.Namespace) -> None:
         args.model,
         args.sampler,
         decoding,
-        args.prompt_template,
+        args.prompt_template or trained.get("prompt_template") or DEFAULT_PROMPT_TEMPLATE,
         args.batch_size or BATCH_SIZES[args.sampler],
         labels,
+        trained,
     )
     plan.check()
     run.check_pass_k(args.pass_k, plan.benchmarks)

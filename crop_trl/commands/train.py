@@ -81,7 +81,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _train(argv: list[str], held: ExitStack) -> None:
-    from ..prompts import save_template
+    from ..prompts import save_how_asked
     from ..runs import finish_run, make_trainer
     from ..training.checkpoints import SaveError, last_with_steps_left
     from ..training.reporting import start_reports
@@ -109,7 +109,8 @@ def _train(argv: list[str], held: ExitStack) -> None:
         again = "Interrupted; `--resume_from_checkpoint true` goes on from the last checkpoint, if one was written."
         with told(SaveError, interrupted=again):
             if trainer.accelerator.is_main_process:
-                save_template(args.output_dir, script.prompt_template)
+                asked = (script.prompt_template, script.conversational, args.chat_template_kwargs)
+                save_how_asked(args.output_dir, *asked)
             trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
             trainer.save_model()
             trainer.save_state()

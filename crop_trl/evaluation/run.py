@@ -10,7 +10,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ..files import read_object, write_json
-from ..prompts import DEFAULT_PROMPT_TEMPLATE, check_template, saved_template, wrap_problem
+from ..prompts import check_template, wrap_problem
 from ..training.results import FILE, RunResult
 from .benchmarks import CLEAN, Benchmark, Example, without
 from .grading.verdict import extract_boxed, grade_many, require_algebra
@@ -23,8 +23,8 @@ from .store import Generation, Store, drawing_in, pending_chunks, stored_names
 class Plan:
     """
     What a run is to do; checked in full before a model is loaded. `model` is a folder, a hub name or a name on a
-    server; `template` is the answer-format wrapper, by default the one that lies beside the model; `labels` go into the
-    results.
+    server, `template` the answer-format wrapper, `trained` what [`~crop_trl.prompts.saved_how_asked`] knows of the
+    model; `labels` go into the results.
     """
 
     output: Path
@@ -32,25 +32,29 @@ class Plan:
     model: str
     sampler: str
     decoding: DecodingSettings
-    template: str | None = None
+    template: str
     batch_size: int | None = None
     labels: dict[str, Any] = field(default_factory=dict)
+    trained: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
-        saved = saved_template(self.model, hub=self.sampler != "server")
-        if saved is not None and self.template not in (None, saved):
+        check_template(self.template)
+        if others := asked_otherwise(self.asked(), self.trained):
             print(
-                f"`--prompt_template` {self.template!r} is not the wrapper that {self.model!r} was trained with, "
-                f"{saved!r}; answers may suffer.",
+                f"{self.model!r} is asked otherwise than in training, answers may suffer: {'; '.join(others)}.",
                 file=sys.stderr,
             )
-        self.template = check_template(self.template or saved or DEFAULT_PROMPT_TEMPLATE)
 
     def check(self) -> None:
         """
         Raise `ValueError` for two benchmarks of one name, or a folder with another run's generations;
         `ImportError` when answers will need math-verify and it is not there.
         """
+        if self.sampler == "server" and not self.decoding.conversational:
+            raise ValueError(
+                "Servers are asked in chat messages, and plain text is what the model is to be asked in; choose "
+                "`--sampler vllm` or `hf`, or say `--conversational`."
+            )
         names = [benchmark.name for benchmark in self.benchmarks]
         if not names:
             raise ValueError("`--benchmark` names nothing to evaluate on; give at least one.")
@@ -107,6 +111,15 @@ class Plan:
         if self.sampler == "hf":  # its draws depend on what shares a batch
             settings["batch_size"] = self.batch_size
         return settings
+
+
+def asked_otherwise(asked: Mapping[str, Any], trained: Mapping[str, Any]) -> list[str]:
+    """In what the prompts of an evaluation differ from those of the model's training, as far as these are known."""
+    return [
+        f"`{name}` is {asked.get(name)!r} and was {value!r}"
+        for name, value in trained.items()
+        if asked.get(name) != value
+    ]
 
 
 def check_pass_k(pass_k: Sequence[int], benchmarks: Sequence[Benchmark]) -> None:
@@ -220,6 +233,7 @@ def evaluate(plan: Plan, pass_k: Sequence[int] = (), average: str = "clean") -> 
         "sampler": plan.sampler,
         "prompt_template": plan.template,
         "decoding": asdict(plan.decoding),
+        "trained": plan.trained,
         **plan.labels,
         "benchmarks": {},
     }
@@ -262,8 +276,8 @@ def regrade(
         "model": settings["model"],
         "sampler": settings["sampler"],
         "prompt_template": settings["prompt_template"],
-        "decoding": {name: settings[name] for name in asdict(DecodingSettings())},
-        **{name: stored[name] for name in ("label", "setting", "training") if name in stored},
+        "decoding": {name: settings.get(name) for name in asdict(DecodingSettings())},
+        **{name: stored[name] for name in ("trained", "label", "setting", "training") if name in stored},
         "benchmarks": {},
     }
     for benchmark in benchmarks or stored_benchmarks(folder):

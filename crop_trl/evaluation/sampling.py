@@ -11,7 +11,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..retries import Stopped, Transient, Waiting, retry_after, retrying
@@ -22,13 +22,14 @@ _ATTEMPTS, _LONGEST_PAUSE = 6, 60.0  # of a request to a server; seconds
 
 @dataclass(frozen=True)
 class DecodingSettings:
-    """How responses are drawn (table "Evaluation decoding configurations"): temperature 0 is greedy, `thinking` is the
-    chat template's `enable_thinking`, which `None` leaves alone."""
+    """How problems are put to a model, in chat messages or as plain text, and responses drawn (table "Evaluation
+    decoding configurations"); temperature 0 is greedy."""
 
     temperature: float = 0.7
     top_p: float = 0.95
     max_tokens: int = 31_744
-    thinking: bool | None = None
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    conversational: bool = True
 
     def __post_init__(self):
         if not 0 <= self.temperature < math.inf:
@@ -40,7 +41,7 @@ class DecodingSettings:
 
 
 # The paper's two settings differ in the thinking mode.
-SETTINGS = {"A": DecodingSettings(thinking=True), "B": DecodingSettings(thinking=False)}
+SETTINGS = {"A": {"enable_thinking": True}, "B": {"enable_thinking": False}}
 
 
 @dataclass(frozen=True)
@@ -69,14 +70,17 @@ class Sampler(Protocol):
         """Draw one response for each prompt, with its seed; `done(index, response)` is called as each is ready."""
 
 
-def render(tokenizer, prompt: str, thinking: bool | None) -> tuple[str, bool]:
+def is_plain(tokenizer, settings: DecodingSettings) -> bool:
+    """Whether prompts are plain text, to which the tokenizer adds what begins one."""
+    return tokenizer.chat_template is None or not settings.conversational
+
+
+def render(tokenizer, prompt: str, settings: DecodingSettings) -> tuple[str, bool]:
     """A prompt as the model reads it, and whether it ends in an open thinking part, which belongs to the response."""
-    if tokenizer.chat_template is None:
+    if is_plain(tokenizer, settings):
         return prompt, False
-    options = {} if thinking is None else {"enable_thinking": thinking}
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True, **options
-    )
+    turn, options = [{"role": "user", "content": prompt}], settings.chat_template_kwargs
+    text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True, **options)
     return text, text.rstrip().endswith(OPEN_THINK)
 
 
@@ -122,12 +126,12 @@ class TransformersSampler:
         """See [`Sampler`]."""
         import torch
 
-        rendered = [render(self.tokenizer, prompt, self.settings.thinking) for prompt in prompts]
+        rendered = [render(self.tokenizer, prompt, self.settings) for prompt in prompts]
         inputs = self.tokenizer(
             [text for text, _ in rendered],
             return_tensors="pt",
             padding=True,
-            add_special_tokens=self.tokenizer.chat_template is None,
+            add_special_tokens=is_plain(self.tokenizer, self.settings),
         ).to(self.model.device)
         length = inputs["input_ids"].shape[1]
         room = getattr(self.model.config, "max_position_embeddings", None)
@@ -177,8 +181,8 @@ class VLLMSampler:
         """See [`Sampler`]."""
         from vllm import SamplingParams
 
-        rendered = [render(self.tokenizer, prompt, self.settings.thinking) for prompt in prompts]
-        special = self.tokenizer.chat_template is None
+        rendered = [render(self.tokenizer, prompt, self.settings) for prompt in prompts]
+        special = is_plain(self.tokenizer, self.settings)
         inputs = [{"prompt_token_ids": self.tokenizer.encode(text, add_special_tokens=special)} for text, _ in rendered]
         params = [
             SamplingParams(
@@ -285,8 +289,7 @@ class ServerSampler:
     def _send(self, prompt: str, seed: int) -> Response:
         import openai
 
-        thinking = self.settings.thinking
-        extra = None if thinking is None else {"chat_template_kwargs": {"enable_thinking": thinking}}
+        options = self.settings.chat_template_kwargs
         try:
             answer = self.client.chat.completions.create(
                 model=self.model,
@@ -295,7 +298,7 @@ class ServerSampler:
                 top_p=self.settings.top_p,
                 max_tokens=self.settings.max_tokens,
                 seed=seed,
-                extra_body=extra,
+                extra_body={"chat_template_kwargs": options} if options else None,
             )
         except openai.APIStatusError as error:
             status = error.status_code

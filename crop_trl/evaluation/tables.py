@@ -10,7 +10,7 @@ from ..methods import METHODS
 from ..text import markdown_table
 from .benchmarks import CLEAN
 from .metrics import compare, runs_interval
-from .run import averaged
+from .run import asked_otherwise, averaged
 
 # What the paper calls hard selectors, but for its own.
 HARD_SELECTORS = ("entropy", "tip", "ta-opd")
@@ -39,16 +39,27 @@ def _one_line(template: str) -> str:
     return template.replace("\n", "⏎")
 
 
+def _how_asked(results: Results) -> str:
+    decoding = results["decoding"]
+    modes = {True: "thinking on", False: "thinking off"}
+    options = {**(decoding["chat_template_kwargs"] or {})}
+    parts = [modes.get(options.pop("enable_thinking", None), "the template's thinking mode")]
+    parts += [f"{name} {value}" for name, value in options.items()]
+    form = f"chat messages, {', '.join(parts)}" if decoding["conversational"] else "plain text"
+    return f"{form}, prompts `{_one_line(results['prompt_template'])}`"
+
+
 def run_markdown(results: Mapping[str, Any]) -> str:
     """The results of one run."""
-    decoding = results["decoding"]
-    thinking = {True: "thinking on", False: "thinking off", None: "the template's thinking mode"}[decoding["thinking"]]
+    decoding, trained = results["decoding"], results.get("trained")
+    others = asked_otherwise({**results, **decoding}, trained or {})
+    as_trained = f", otherwise than in training ({'; '.join(others)})" if others else ", as in training"
     lines = [
         f"# {results.get('label') or results['model']}",
         "",
         f"`{results['model']}`, {results['sampler']} sampler, temperature {decoding['temperature']}, top-p "
-        f"{decoding['top_p']}, at most {decoding['max_tokens']} new tokens, {thinking}; prompts "
-        f"`{_one_line(results['prompt_template'])}`. In brackets: 95 % intervals over problems.",
+        f"{decoding['top_p']}, at most {decoding['max_tokens']} new tokens; {_how_asked(results)}"
+        f"{as_trained if trained else ''}. In brackets: 95 % intervals over problems.",
         "",
     ]
     extra = sorted({int(k) for row in results["benchmarks"].values() for k in row["pass_at"]})
@@ -241,9 +252,9 @@ def comparison_markdown(
         where = f", setting {setting}" if len(settings) > 1 else ""
         against = compared[setting]["reference"]
         lines += [f"## Differences against {against} (points){where}", "", _differences(compared[setting])]
-        templates = {run: results.get("prompt_template") for run, results in runs.items()}
-        if len(set(templates.values()) - {None}) > 1:
-            said = "; ".join(f"{run} `{_one_line(template)}`" for run, template in templates.items() if template)
+        asked = {run: _how_asked(results) for run, results in runs.items() if "prompt_template" in results}
+        if len(set(asked.values())) > 1:
+            said = "; ".join(f"{run} {prompts}" for run, prompts in asked.items())
             lines.append(f"The runs were asked with different prompts: {said}.\n")
         lines += [f"## Diagnostics{where}", "", diagnostics_table(runs)]
     return "\n".join(lines)

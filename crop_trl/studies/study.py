@@ -4,11 +4,12 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -114,8 +115,8 @@ class Study:
             folder.mkdir(parents=True, exist_ok=True)
             words = ["evaluate", "--model", str(model), "--benchmark", *benchmarks, "--label", row["method"]]
             words += ["--output", str(folder / rows.EVALUATION)]
-            # A trained model's wrapper of the problems lies beside it.
-            words += ["--training_run", str(folder)] if trained else ["--prompt_template", settings["prompt_template"]]
+            # How problems are put to a trained model lies beside it.
+            words += ["--training_run", str(folder)] if trained else _how_asked(settings)
             found.append(Task(key, [*CROP_TRL, *words, *options], folder / "evaluation.txt"))
         if gone:
             print(f"{gone} finished runs have no weights here and are not measured.")
@@ -169,6 +170,14 @@ class Study:
             # Weights in float32, in a checkpoint with both moments of AdamW.
             sizes.append(_parameters(settings["model_name_or_path"]) * (4 + 12 * saved) * (not settings["use_peft"]))
         return sum(sorted(sizes)[-jobs:] if self.discard_models else sizes)
+
+
+def _how_asked(settings: Mapping[str, Any]) -> list[str]:
+    """Options of `crop-trl evaluate` that put problems to a model as a run with these settings does."""
+    options = settings["chat_template_kwargs"] or {}
+    options = options if isinstance(options, str) else json.dumps(options)
+    form = "--conversational" if settings["conversational"] else "--no-conversational"
+    return ["--prompt_template", settings["prompt_template"], "--chat_template_kwargs", options, form]
 
 
 def _weights_in(folder: Path) -> list[Path]:

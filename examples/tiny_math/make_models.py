@@ -40,7 +40,7 @@ from tokenizer import ASSISTANT, END, PAD, PROMPT_TEMPLATE, USER, build_tokenize
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from crop_trl.models.compilation import compile_layers
-from crop_trl.prompts import save_template
+from crop_trl.prompts import save_how_asked
 
 MODELS = Path(__file__).parent / "models"
 
@@ -279,7 +279,7 @@ def save(model: Qwen3ForCausalLM, tokenizer, note: dict, longest: int, folder: P
     device = model.device
     model.to(torch.bfloat16).save_pretrained(folder)
     save_tokenizer(tokenizer, folder)
-    save_template(folder, PROMPT_TEMPLATE)
+    save_how_asked(folder, PROMPT_TEMPLATE)
     saved = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
     note["accuracy_on_held_out_problems"] = evaluate(saved, tokenizer, longest)
     (folder / "training.json").write_text(json.dumps(note, indent=2) + "\n")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from crop_trl.commands import train
-from crop_trl.prompts import saved_template
+from crop_trl.prompts import saved_how_asked
 
 ROOT = Path(__file__).parents[2]
 TINY = ["--config", "examples/configs/tiny_math.yaml", "--use_cpu", "true", "--disable_tqdm", "true"]
@@ -39,7 +39,9 @@ def test_two_steps_end_with_numbers_and_a_picture(tmp_path, capsys):
     assert (tmp_path / "out" / "heatmap.png").stat().st_size > 20_000
     assert "<html" in (tmp_path / "out" / "heatmap.html").read_text()
     assert (tmp_path / "out" / "model.safetensors").exists()
-    assert saved_template(tmp_path / "out") == "{problem}\nGive the answer in \\boxed{}."
+    template = "{problem}\nGive the answer in \\boxed{}."
+    asked = {"prompt_template": template, "conversational": True, "chat_template_kwargs": {}}
+    assert saved_how_asked(tmp_path / "out") == asked
     card = (tmp_path / "out" / "README.md").read_text()
     for told in ("Dataset name | examples/tiny_math/data/train.jsonl", "Eval dataset name | heldout.jsonl"):
         assert told in card

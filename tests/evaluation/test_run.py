@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from crop_trl.commands import evaluate
 from crop_trl.evaluation.benchmarks import MATH_500_OVERLAPS
 from crop_trl.evaluation.run import load_results, score, stored_benchmarks, training_diagnostics
 from crop_trl.evaluation.store import Generation, Store, drawing_in, pending_chunks
-from crop_trl.prompts import TEMPLATE_FILE, save_template
+from crop_trl.prompts import TEMPLATE_FILE, save_how_asked
 
 from .server import ChatServer
 
@@ -179,9 +180,9 @@ def test_one_evaluation_gives_math_500_whole_and_clean(tmp_path):
         assert f"Means of {said}; the largest" in done.stdout, done.stderr
 
 
-def test_the_prompt_wrapper_comes_with_the_model(benchmark, tmp_path):
-    run_folder = tmp_path / "trained"
-    save_template(run_folder, "{problem} In a \\boxed{}, please.")
+def test_a_model_is_asked_as_it_was_trained(benchmark, tmp_path):
+    run_folder, options = tmp_path / "trained", {"enable_thinking": False, "effort": "low"}
+    save_how_asked(run_folder, "{problem} In a \\boxed{}, please.", chat_template_kwargs=options)
     model = run_folder / "checkpoint-7"
     model.mkdir()
     server = ChatServer(answer, model=str(model))
@@ -189,16 +190,46 @@ def test_the_prompt_wrapper_comes_with_the_model(benchmark, tmp_path):
     done = run(*arguments)
     assert done.returncode == 0, done.stderr
     assert server.requests[0]["messages"][0]["content"].endswith("? In a \\boxed{}, please.")
-    assert "`{problem} In a \\boxed{}, please.`" in done.stdout and "was trained with" not in done.stderr
-    done = run(*arguments, "--prompt_template", "{problem} Box it.", "--output", tmp_path / "other")
-    assert done.returncode == 0 and "is not the wrapper that" in done.stderr and "please" in done.stderr
+    assert server.requests[0]["chat_template_kwargs"] == options
+    how = "chat messages, thinking off, effort low, prompts `{problem} In a \\boxed{}, please.`, as in training."
+    assert how in done.stdout and "otherwise" not in done.stderr
+    assert how in run("--regrade", tmp_path / "out").stdout
+    # What is told goes first, the setting's thinking mode too; the rest stays.
+    told = ["--prompt_template", "{problem} Box it.", "--setting", "A", "--chat_template_kwargs", '{"depth": 2}']
+    done = run(*arguments, *told, "--output", tmp_path / "other")
     assert server.requests[-1]["messages"][0]["content"].endswith("? Box it.")
+    assert server.requests[-1]["chat_template_kwargs"] == {**options, "enable_thinking": True, "depth": 2}
+    said = "`prompt_template` is '{problem} Box it.' and was '{problem} In a"
+    assert "is asked otherwise than in training, answers may suffer" in done.stderr and said in done.stderr
+    assert "`, otherwise than in training (`prompt_template` is" in done.stdout
+    assert run(*arguments, "--no-thinking").returncode == 0
+    done = run(*arguments, "--thinking")
+    assert done.returncode == 1 and "generations made with chat_template_kwargs" in done.stderr
     server.close()
     done = run("--compare", f"a={tmp_path / 'out'}", f"b={tmp_path / 'other'}")
-    assert "asked with different prompts: a `{problem} In a" in done.stdout
-    (run_folder / TEMPLATE_FILE).write_text("[]")
-    done = run(*arguments)
-    assert done.returncode == 1 and "mend it, or delete it" in done.stderr and "Traceback" not in done.stderr
+    assert "asked with different prompts: a chat messages, thinking off, effort low, prompts `" in done.stdout
+    save_how_asked(run_folder, "{problem}", conversational=False)
+    done = run(*arguments, "--output", tmp_path / "plain")
+    assert done.returncode == 1 and "plain text is what the model is to be asked in" in done.stderr
+    for broken in ("[]", "{}", '{"prompt_template": "{problem}", "chat_template_kwargs": 1}'):
+        (run_folder / TEMPLATE_FILE).write_text(broken)
+        done = run(*arguments)
+        assert done.returncode == 1 and "mend it, or delete it" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("conversational", [True, False])
+def test_a_student_of_plain_text_is_asked_in_plain_text(benchmark, tmp_path, conversational):
+    model = tmp_path / "model"
+    shutil.copytree(STUDENT, model)
+    save_how_asked(model, "{problem}", conversational)
+    arguments = ["--model", model, "--sampler", "hf", "--samples", 1, "--max_tokens", 4, "--benchmark", benchmark]
+    done = run(*arguments, "--output", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    form = "chat messages, the template's thinking mode" if conversational else "plain text"
+    assert f"{form}, prompts `{{problem}}`, as in training." in done.stdout
+    done = run(*arguments, "--conversational", "--output", tmp_path / "messages")
+    answers = [Store(tmp_path / name, "sums").read() for name in ("out", "messages")]
+    assert (answers[0] == answers[1]) == conversational
 
 
 def holding_after(count: int) -> tuple[ChatServer, threading.Event]:

@@ -67,15 +67,21 @@ def test_open_thinking_part_of_a_template_belongs_to_the_response(sampler):
     template = sampler.tokenizer.chat_template
     try:
         sampler.tokenizer.chat_template = template + "{% if enable_thinking %}{{ '<think>\n' }}{% endif %}"
-        assert render(sampler.tokenizer, "p", True)[1] and not render(sampler.tokenizer, "p", False)[1]
-        assert not render(sampler.tokenizer, "p", None)[1]
+        told = {
+            value: DecodingSettings(chat_template_kwargs={"enable_thinking": value}, max_tokens=64)
+            for value in (True, False)
+        }
+        assert [render(sampler.tokenizer, "p", told[value])[1] for value in (True, False)] == [True, False]
+        assert not render(sampler.tokenizer, "p", DecodingSettings())[1]
         thinking = TransformersSampler.__new__(TransformersSampler)
-        thinking.__dict__.update(sampler.__dict__, settings=DecodingSettings(thinking=True, max_tokens=64))
+        thinking.__dict__.update(sampler.__dict__, settings=told[True])
         (response,) = draw(thinking, PROMPTS[:1], [0])
         # Never closed: what stands in its box is no answer.
         assert response.text.startswith("<think>") and extract_boxed(response.text) is None
+        plain = DecodingSettings(chat_template_kwargs={"enable_thinking": True}, conversational=False)
+        assert render(sampler.tokenizer, "p", plain) == ("p", False)
         sampler.tokenizer.chat_template = None
-        assert render(sampler.tokenizer, "p", True) == ("p", False)
+        assert render(sampler.tokenizer, "p", told[True]) == ("p", False)
     finally:
         sampler.tokenizer.chat_template = template
 

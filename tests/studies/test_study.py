@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -39,6 +40,7 @@ def make_grid(folder: Path, **parameters) -> Path:
         Path(base[name]).write_text("\n".join(lines) + "\n")
     base |= {"prompts_per_step": 4, "per_device_train_batch_size": 8, "per_device_eval_batch_size": 32, "max_steps": 2}
     base |= {"save_strategy": "steps", "save_steps": 1, "heatmap": False, "logging_steps": 1, "world": "short"}
+    base["chat_template_kwargs"] = {"mood": "calm"}
     (folder / "base.yaml").write_text(yaml.safe_dump(base))
     train = ["crop-trl", "train", "--accelerate_config", "cpu", "--config", str(folder / "base.yaml"), "${args}"]
     values = {name: {"values": value} for name, value in parameters.items()}
@@ -109,6 +111,8 @@ def test_a_study_that_is_killed_twice_ends_with_a_row_for_each_run(tmp_path, cap
     assert not list(output.rglob("*.safetensors")) and not list(output.rglob("checkpoint-*"))
     left = study.Study(output, {}, [], study.train_parser().defaults()).evaluations(["AIME24"], [])
     assert [task.name for task in left] == ["short/method=base"]
+    # The untrained student is asked as the trained ones are.
+    assert shlex.join(["--chat_template_kwargs", '{"mood": "calm"}', "--conversational"]) in shlex.join(left[0].command)
     assert "2 finished runs have no weights here and are not measured." in capsys.readouterr().out
 
     # On another machine the rows are all that is left.
