@@ -1,6 +1,5 @@
 """Accuracy over the share of tokens that is kept: the two panels of the paper's figure on budget sensitivity."""
 
-import csv
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -9,7 +8,7 @@ import numpy as np
 
 from ..evaluation.metrics import runs_interval
 from ..evaluation.tables import HARD_SELECTORS, has_budget
-from ..files import read_object
+from ..files import read_object, read_rows
 from ..methods import METHODS
 from ..training.results import FILE, RunResult
 from .chart import COLOURS, INK, MARKERS, QUIET, RULE, caption, new_figure, save, tidy
@@ -163,9 +162,7 @@ def _student(file: Path, method: str, ratio, accuracy, seed) -> StudentAccuracy:
 
 
 def _csv_rows(file: Path) -> list[tuple]:
-    # Spreadsheets begin a CSV file with a byte order mark, which would become part of the first column's name.
-    with open(file, encoding="utf-8-sig", newline="") as stream:
-        rows = list(csv.DictReader(stream))
+    rows = read_rows(file)
     missing = {"method", "accuracy"} - set(rows[0] if rows else ())
     if missing:
         raise ValueError(f"{str(file)!r} lacks the columns {', '.join(sorted(missing))}; add them.")

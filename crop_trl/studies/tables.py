@@ -125,20 +125,18 @@ def study_markdown(
             parts += [budgets.replace("## ", f"### {world}: "), measure]
         parts += _ablations(world, groups, compared)
         groups.sort(key=lambda group: (order.get(group.method, len(order)), group.label))
-        results = [_result(world, group, row) for group in groups for row in group.rows.values()]
-        if results := [each for each in results if each["benchmarks"]]:
+        results = [
+            {"label": group.label, "setting": world, "benchmarks": json.loads(row["evaluation"]), "training": row}
+            for group in groups
+            for row in group.rows.values()
+            if row.get("evaluation")
+        ]
+        if results:
             evaluated.setdefault(tuple(shared_benchmarks(results)), []).extend(results)
     for shared, results in evaluated.items():
         names = ", ".join(dict.fromkeys(each["setting"] for each in results))
         parts += [f"## Benchmarks (%): {names}", "", main_table(results, average)] if shared else []
     return "\n".join(parts)
-
-
-def _result(world: str, group: Group, row: Row) -> dict[str, Any]:
-    """What the paper's main table reads of an evaluation."""
-    training = {"method": row["method"], "retention_ratio": row.get("retention_ratio")}
-    benchmarks = json.loads(row.get("evaluation") or "{}")
-    return {"label": group.label, "setting": world, "benchmarks": benchmarks, "training": training}
 
 
 def _means(groups: Sequence[Group], evaluated: bool) -> str:
@@ -147,16 +145,17 @@ def _means(groups: Sequence[Group], evaluated: bool) -> str:
     lines = []
     for group in groups:
         before, after, kept = (group.column(name) for name in ("accuracy_before", "accuracy_after", "kept_share"))
-        seconds = [_mean(group.column(f"seconds_{phase}")) or 0 for phase in ("rollout", "scoring", "update")]
-        gaps = (_number(_mean(group.column(f"gap_kept_{when}")), 2) for when in ("first", "last"))
+        phases = (group.column(f"seconds_{phase}") for phase in ("rollout", "scoring", "update"))
+        seconds = [fmean(phase) for phase in phases if phase]
+        gaps = (_number(group.column(f"gap_kept_{when}"), 2) for when in ("first", "last"))
         lines.append(
             [
                 *(group.method, *(_setting(value) for value in group.settings.values()), len(group.rows)),
                 *[_points(list(group.accuracy.values()), (0, 1))] * evaluated,
                 *(_points(before), _points(after, (0, 1))),
-                *(_number(_mean(group.column(f"length_{when}")), 0) for when in ("before", "after")),
+                *(_number(group.column(f"length_{when}"), 0) for when in ("before", "after")),
                 *(_points(kept), " to ".join(gaps).replace("- to -", "-")),
-                *(_number(_mean(group.column("passes")), 0), _number(sum(seconds) or None, 1)),
+                *(_number(group.column("passes"), 0), _number([sum(seconds)] if seconds else [], 1)),
             ]
         )
     return markdown_table(header, lines, right=True, padded=True) + (
@@ -241,10 +240,6 @@ def _ablations(world: str, groups: Sequence[Group], compared: Sequence[str]) -> 
     return parts
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return fmean(values) if values else None
-
-
 def _points(values: Sequence[float], within: tuple[float, float] | None = None, sign: str = "", digits: int = 1) -> str:
     """A mean in per cent, with its interval if it may lie `within`."""
     if not values:
@@ -253,8 +248,8 @@ def _points(values: Sequence[float], within: tuple[float, float] | None = None, 
     return f"{100 * fmean(values):{sign}.{digits}f}" + (f" ({between(interval, sign)})" if interval else "")
 
 
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+def _number(values: Sequence[float], digits: int) -> str:
+    return f"{fmean(values):.{digits}f}" if values else "-"
 
 
 def _setting(value: Any) -> str:
