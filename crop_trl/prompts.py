@@ -182,7 +182,7 @@ _MARGIN = " \t\n"  # not all of str.strip(): other white space is screened as co
 
 def check_template(template: str, setting: str = "prompt_template") -> str:
     """Return `template`, or raise `ValueError`, naming `setting`, when it does not hold `{problem}` exactly once."""
-    if template.count(PLACEHOLDER) != 1:
+    if str(template).count(PLACEHOLDER) != 1:
         raise ValueError(
             f"`{setting}` must contain {PLACEHOLDER} exactly once, got {template!r}; for no wrapper, set it to "
             f"'{PLACEHOLDER}'."

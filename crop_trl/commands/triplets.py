@@ -11,10 +11,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..files import read_yaml
 from ..text import say
 from ..triplets.client import EndpointError
-from ..triplets.counts import counts_markdown
 from ..triplets.estimate import dry_run
 from ..triplets.ledger import LedgerError
 from ..triplets.pipeline import generate_triplets
@@ -49,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
         if task.dry_run:
             show(dry_run(settings))
         elif task.counts:
-            show(counts_markdown(settings, read_yaml(task.counts)))
+            show(counts(settings, task.counts))
         elif task.review is not None:
             show(f"Open {write_review_page(settings.output, task.review, task.seed)} in a browser.")
         elif task.apply_review:
@@ -59,6 +57,16 @@ def main(argv: list[str] | None = None) -> int:
         else:
             return generate(settings)
     return 0
+
+
+def counts(settings: TripletSettings, config: str) -> str:
+    """The counts beside the paper's, for a training run with this `--config` file."""
+    # The training stack takes seconds, which those who make triplets need not wait.
+    from ..planning.counts import counts_markdown
+    from .train import train_parser
+
+    parser = train_parser()
+    return counts_markdown(settings, {**parser.defaults(), **parser.settings(["--config", config])})
 
 
 def generate(settings: TripletSettings) -> int:

@@ -20,6 +20,7 @@ DAPO_TEMPLATE = (
     'Remember to put your answer on its own line after "Answer:".'
 )
 KNOWN_WRAPPERS = (DEFAULT_PROMPT_TEMPLATE, DAPO_TEMPLATE)
+_COLUMNS = ("problem", "id", "answer")
 SHORTEST_WRAPPER = 30  # characters that every problem begins or ends with, before they are taken for a wrapper
 
 
@@ -100,7 +101,16 @@ def read_problems(settings: TripletSettings, domain: Domain) -> ProblemSet:
 def _problem(
     number: int, row: Mapping[str, Any], settings: TripletSettings, wrappers: Iterable[str], domain: Domain
 ) -> Problem:
-    cell = _cell(row, settings.problem_column)
+    cell, identifier, answer = (_cell(row, getattr(settings, f"{what}_column")) for what in _COLUMNS)
+    for what, found in zip(_COLUMNS, (cell, identifier, answer)):
+        # A problem may stand in a list, of chat messages.
+        if isinstance(found, Mapping) or isinstance(found, list) and what != "problem":
+            column = getattr(settings, f"{what}_column")
+            inside = f", such as `{column}.{next(iter(found))}`" if isinstance(found, Mapping) and found else ""
+            raise ValueError(
+                f"`{what}_column` {column!r} holds a {type(found).__name__} in row {number + 1} of `input`; name a "
+                f"column that holds a text or a number{inside}."
+            )
     if cell is None and settings.problem_column not in row:
         raise ValueError(
             f"`problem_column` {settings.problem_column!r} is missing in row {number + 1} of `input` "
@@ -113,7 +123,6 @@ def _problem(
     # Screened before white space is stripped, since str.strip() takes some control characters with it.
     excluded = "not_text" if written is None else unclean_reason(text)
     mended = text if excluded or not domain.latex else mend_problem(text)
-    identifier, answer = _cell(row, settings.id_column), _cell(row, settings.answer_column)
     return Problem(
         id=f"row_{number:06d}" if identifier is None else str(identifier),
         text=text if excluded else mended.strip(),

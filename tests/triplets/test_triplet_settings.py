@@ -79,14 +79,24 @@ def test_settings_are_checked_when_they_are_made(changes, says):
         ({"price_input": 1.0}, "`price_input` and `price_output` go together"),
         ({"problem_column": "question"}, "`problem_column` 'question' is missing in row 1"),
         ({"id_column": "source"}, "gives two rows the id 's'"),
-        ({"id_column": "idd"}, "`id_column` 'idd' is in no row of `input` (it has problem, source)"),
+        ({"id_column": "idd"}, "`id_column` 'idd' is in no row of `input` (it has info, problem, source)"),
         ({"answer_column": "meta.answer"}, "`answer_column` 'meta.answer' is in no row of `input`"),
+        (
+            {"id_column": "info"},
+            "`id_column` 'info' holds a dict in row 1 of `input`; name a column that holds a text or "
+            "a number, such as `info.index`.",
+        ),
+        ({"answer_column": "info"}, "`answer_column` 'info' holds a dict in row 1"),
+        ({"answer_column": "answers"}, "`answer_column` 'answers' holds a list in row 2"),
+        ({"problem_column": "info"}, "`problem_column` 'info' holds a dict in row 1"),
         ({"input": []}, "`input` is empty"),
         ({"templates": "no-such-folder"}, "`templates`"),
     ],
 )
 def test_inputs_are_checked_before_anything_is_sent(problems, tmp_path, changes, says):
-    source = problems({"problem": "a", "source": "s"}, {"problem": "b", "source": "s"})
+    source = problems(
+        {"problem": "a", "source": "s", "info": {"index": 1}}, {"problem": "b", "source": "s", "answers": ["1", "2"]}
+    )
     settings = {"input": [source], "output": str(tmp_path / "out"), "base_url": "http://127.0.0.1:9/v1"} | changes
     with pytest.raises(ValueError) as caught:
         generate_triplets(TripletSettings(**settings), progress=False)
