@@ -75,7 +75,7 @@ def options_of(script: str) -> frozenset[str]:
     try:
         with contextlib.redirect_stdout(printed), pytest.raises(SystemExit):
             if script.startswith("crop-trl "):
-                import_module(f"crop_trl.commands.{script.split()[1]}").main(["--help"])
+                import_module(f"crop_trl.commands.{script.split()[1].replace('-', '_')}").main(["--help"])
             runpy.run_path(str(ROOT / script), run_name="__main__")
     finally:
         sys.argv, sys.path[:] = argv, path

@@ -4,6 +4,7 @@ COMMANDS = {
     "triplets": "make, check and review original-paraphrase-counterfactual triplets",
     "plan": "what a training run takes of each GPU, and whether it fits",
     "train": "train a student with CROP or another method, on one process or many",
+    "serve-teacher": "a teacher behind HTTP, on cards or machines of its own",
     "study": "every run of a grid, side by side, again after a kill, and tables of them",
     "evaluate": "sample a model on benchmarks, grade its answers, compare runs",
     "audit": "compare training texts with benchmark problems",

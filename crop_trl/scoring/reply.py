@@ -8,6 +8,7 @@ from operator import itemgetter
 import numpy as np
 
 from ..retries import Transient
+from .wire import unpack_reply
 
 try:
     import orjson
@@ -63,6 +64,18 @@ def read_topk(reply: dict, sent: Sequence[int], first: int, top_k: int) -> tuple
         raise Transient(f"log-probabilities of another form ({error})") from None
 
 
+def read_scores(body: bytes, completions: Sequence[Sequence[int]], top_k: int) -> list[np.ndarray]:
+    """The same of the answer of `crop-trl serve-teacher`, for all tokens of several responses. Raises as above."""
+    try:
+        found = unpack_reply(body, completions)
+    except ValueError as error:
+        raise Transient(str(error)) from None
+    if found[0].shape[1] != top_k:
+        raise WrongReply(f"it returned {found[0].shape[1]} of the {top_k} most likely tokens (`score_top_k`)")
+    check_distributions(*found)
+    return found
+
+
 def _to_arrays(entries: Sequence[dict], targets: np.ndarray, top_k: int):
     counts = np.fromiter(map(len, entries), np.int64, len(entries))
     total = int(counts.sum())
@@ -72,29 +85,35 @@ def _to_arrays(entries: Sequence[dict], targets: np.ndarray, top_k: int):
     ranks = np.fromiter(map(itemgetter("rank"), values), np.int64, total)
     rows = np.repeat(np.arange(len(entries)), counts)
 
-    def where(wrong: np.ndarray) -> int | None:
-        return int(wrong.argmax()) if wrong.any() else None
-
     sampled = ids == targets[rows]
-    if (t := where(np.bincount(rows[sampled], minlength=len(entries)) != 1)) is not None:
+    if (t := _where(np.bincount(rows[sampled], minlength=len(entries)) != 1)) is not None:
         raise WrongReply(f"it returned no log-probability for token {targets[t]} at response position {t}")
     # The sent token comes first in each dictionary. By rank it falls into place; as an extra entry it is not counted.
     top = np.bincount(rows[ranks <= top_k], minlength=len(entries))
-    if (t := where(top != top_k)) is not None:
+    if (t := _where(top != top_k)) is not None:
         raise WrongReply(
             f"it returned {top[t]} of the {top_k} most likely tokens (`score_top_k`) at response position {t}"
         )
     order = np.lexsort((ranks, rows))
     keep = order[(np.cumsum(counts) - counts)[:, None] + np.arange(top_k)]
     kept, kept_ids, of_sampled = logprobs[keep], ids[keep], logprobs[sampled]
-    if (t := where(~np.isfinite(kept).all(-1) | (np.diff(kept, axis=-1) > 0).any(-1))) is not None:
+    check_distributions(kept_ids, kept, of_sampled)
+    return kept_ids, kept, of_sampled
+
+
+def check_distributions(ids: np.ndarray, logprobs: np.ndarray, sampled: np.ndarray) -> None:
+    """Raise [`WrongReply`] unless `[T, K]` log-probabilities, and those of the tokens sent, may be of distributions."""
+    if (t := _where(~np.isfinite(logprobs).all(-1) | (np.diff(logprobs, axis=-1) > 0).any(-1))) is not None:
         raise WrongReply(f"its log-probabilities at response position {t} do not fall with their rank")
     # Logits fall with their rank as well. A not-a-number in the sent token's is not less than anything.
-    mass = np.exp(np.minimum(kept, 1.0)).sum(-1)
-    if (t := where((mass > _MOST_MASS) | ~(of_sampled <= kept[:, 0]) | (kept_ids < 0).any(-1))) is not None:
+    mass = np.exp(np.minimum(logprobs, 1.0)).sum(-1)
+    if (t := _where((mass > _MOST_MASS) | ~(sampled <= logprobs[:, 0]) | (ids < 0).any(-1))) is not None:
         raise WrongReply(
-            f"what it returned at response position {t} is no distribution over tokens (probability of the top {top_k} "
-            f"together {mass[t]:.3g}, lowest id {kept_ids[t].min()}, log-probability of the token that was sent "
-            f"{of_sampled[t]:.3g}); serve log-probabilities as vLLM does by default"
+            f"what it returned at response position {t} is no distribution over tokens (probability of the top "
+            f"{logprobs.shape[1]} together {mass[t]:.3g}, lowest id {ids[t].min()}, log-probability of the token that "
+            f"was sent {sampled[t]:.3g}); serve log-probabilities as vLLM does by default"
         )
-    return kept_ids, kept, of_sampled
+
+
+def _where(wrong: np.ndarray) -> int | None:
+    return int(wrong.argmax()) if wrong.any() else None

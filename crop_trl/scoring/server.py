@@ -1,5 +1,6 @@
-"""Scoring with a teacher on OpenAI-compatible vLLM servers: one request a sequence, each server with so many lanes.
-What fails goes back to the front for others to do; when no server answers, training waits until `timeout` is over."""
+"""Scoring with a teacher on servers: many sequences a request with `crop-trl serve-teacher`, one a request with vLLM.
+Each server has so many lanes. What fails goes back to the front for others to do; when no server answers, training
+waits until `timeout` is over."""
 
 import math
 import queue
@@ -17,9 +18,11 @@ from transformers import GenerationConfig
 from ..methods.context import TopKLogprobs
 from ..retries import Stopped, Transient, retrying
 from ..text import say
-from .reply import WrongReply, read_topk
+from .reply import WrongReply, read_scores, read_topk
 from .server_http import Server
+from .wire import pack_request
 
+_TOKENS_A_JOB = 65536  # where a server takes many sequences: it scores some while others travel
 _TICK = 0.2  # seconds between looks at what there is to say
 _LONGEST_PAUSE = 5.0  # seconds between two requests of a lane whose server is down
 _NEWS_AFTER = 1.0  # seconds; a failure that is over sooner is no news
@@ -49,11 +52,12 @@ class ServerStats:
 
 @dataclass
 class _Job:
-    """One sequence on its way: place in the batch, ids, where its response begins; since when it has no luck."""
+    """Sequences on their way, and since when they have no luck. `rows` are their places in the batch."""
 
-    row: int
-    ids: list[int]
-    first: int
+    rows: list[int]
+    prompts: list[list[int]]
+    completions: list[list[int]]
+    tokens: int = 0
     failures: int = 0
     failing_since: float | None = None
 
@@ -75,7 +79,6 @@ class ServerScorer:
     end the run. The key is in `$TEACHER_API_KEY`. Raises `ValueError` for a server that is not there, or not the same.
     """
 
-    precision = "bfloat16"  # no server says; it is what they use
     remedy = "start the server with --no-enable-prefix-caching"
 
     def __init__(
@@ -113,23 +116,32 @@ class ServerScorer:
 
     @property
     def ends(self) -> set[int] | None:
-        """Ids that end a response for the teacher, where its folder is on this disk."""
+        """Ids that end a response for the teacher, where the server says so, or its folder is on this disk."""
+        if self.servers[0].ours:
+            return set(self.servers[0].listed["ends"]) or None
         try:  # no reason to wait for a hub
             ends = GenerationConfig.from_pretrained(self.servers[0].root, local_files_only=True).eos_token_id
         except (OSError, ValueError):
             return None
         return ends if ends is None else {ends} if isinstance(ends, int) else set(ends)
 
+    @property
+    def precision(self) -> str:
+        """Type of the weights; vLLM does not say, and uses bf16."""
+        return self.servers[0].listed.get("precision", "bfloat16")
+
     # ---------------------------------------------------------------- checks before training
 
     def check_length(self, tokens: int) -> None:
         """Raise `ValueError` when a server takes fewer than `tokens` tokens of prompt and response."""
         for server in self.servers:
-            # It always generates one token more.
-            if server.max_length is not None and tokens + 1 > server.max_length:
+            # vLLM always generates one token more.
+            spare, more = (0, "") if server.ours else (1, " and one more")
+            if server.max_length is not None and tokens + spare > server.max_length:
+                remedy = "lower one of them" if server.ours else f"start it with --max-model-len {tokens + 1}"
                 raise ValueError(
                     f"Teacher server {server} takes {server.max_length} tokens, too few for `max_prompt_length` + "
-                    f"`max_completion_length` = {tokens} and one more; start it with --max-model-len {tokens + 1}."
+                    f"`max_completion_length` = {tokens}{more}; {remedy}."
                 )
 
     def check_vocabulary(self, tokenizer) -> None:
@@ -168,25 +180,36 @@ class ServerScorer:
         """
         if len(prompt_ids) != len(completion_ids):
             raise ValueError(f"Got {len(prompt_ids)} prompts for {len(completion_ids)} completions.")
-        jobs = []
-        for row, (prompt, completion) in enumerate(zip(prompt_ids, completion_ids, strict=True)):
+        for row, prompt in enumerate(prompt_ids):
             if not len(prompt):
                 raise ValueError(f"Prompt {row} has no tokens; give it at least one, such as the BOS token.")
-            if len(completion):
-                jobs.append(_Job(row, [int(i) for i in (*prompt, *completion)], len(prompt)))
         lengths = np.array([len(c) for c in completion_ids], dtype=np.int64)
         shape = (len(lengths), int(lengths.max(initial=0)))
         token_ids = np.zeros((*shape, self.top_k), np.int32)
         logprobs = np.zeros((*shape, self.top_k), np.float32)
         sampled_logprobs = np.zeros(shape, np.float32)
-        for job, arrays in self._run(jobs):
+        for job, arrays in self._run(self._jobs(prompt_ids, completion_ids)):
+            here = (np.repeat(job.rows, lengths[job.rows]), np.concatenate([np.arange(lengths[r]) for r in job.rows]))
             for whole, part in zip((token_ids, logprobs, sampled_logprobs), arrays, strict=True):
-                whole[job.row, : len(part)] = part
-            self.stats.sequences += 1
-            self.stats.tokens += len(job.ids)
+                whole[here] = part
+            self.stats.sequences += len(job.rows)
+            self.stats.tokens += job.tokens
             self.stats.retries += job.failures
         mask = np.arange(shape[1]) < lengths[:, None]
         return TopKLogprobs(*map(torch.from_numpy, (token_ids, logprobs, sampled_logprobs, mask))).to(self.device)
+
+    def _jobs(self, prompt_ids, completion_ids) -> list[_Job]:
+        """The longest sequences first, so that none is left alone at the end."""
+        size = {row: len(prompt_ids[row]) + len(c) for row, c in enumerate(completion_ids) if len(c)}
+        jobs, most = [], _TOKENS_A_JOB if all(server.ours for server in self.servers) else 0
+        for row in sorted(size, key=lambda row: (-size[row], row)):
+            if not jobs or jobs[-1].tokens + size[row] > most:
+                jobs.append(_Job([], [], []))
+            jobs[-1].tokens += size[row]
+            jobs[-1].rows.append(row)
+            jobs[-1].prompts.append([int(i) for i in prompt_ids[row]])
+            jobs[-1].completions.append([int(i) for i in completion_ids[row]])
+        return jobs
 
     def _run(self, jobs: list[_Job]):
         """Yield `(job, arrays)` in the order in which they come; threads do the waiting."""
@@ -197,8 +220,8 @@ class ServerScorer:
                 with suppress(Transient):
                     server.check_back()
         self._started, this = time.monotonic(), _Round()
-        for job in jobs:  # the longest first, so that none is left alone at the end
-            this.todo.put((-len(job.ids), job.row, job))
+        for order, job in enumerate(jobs):
+            this.todo.put((order, job.rows[0], job))
         for server in self._lanes:
             # Daemons: a server that hangs must not keep the program from ending.
             threading.Thread(target=self._lane, args=(server, this), daemon=True).start()
@@ -244,19 +267,28 @@ class ServerScorer:
             server.failed(error, started)
             job.failing_since = started if job.failing_since is None else job.failing_since
             job.failures += 1
-            this.todo.put((-math.inf, job.row, job))
+            this.todo.put((-1, job.rows[0], job))
             raise
         server.failing_since = job.failing_since = None
         this.done.put((job, arrays))
 
     def _ask(self, server: Server, job: _Job):
-        body = {"model": server.model, "prompt": job.ids, "max_tokens": 1, "temperature": 0.0}
-        body |= {"prompt_logprobs": self.top_k, "return_token_ids": True}
-        reply = server.request("/v1/completions", body, self._answer_timeout)
+        row = job.rows[0]
         try:
-            return read_topk(reply, job.ids, job.first, self.top_k)
+            if server.ours:
+                body = pack_request(job.prompts, job.completions, self.top_k)
+                reply = server.send("/score", body, "application/octet-stream", self._answer_timeout)
+                arrays = read_scores(reply, job.completions, self.top_k)
+            else:
+                ids, first = [*job.prompts[0], *job.completions[0]], len(job.prompts[0])
+                body = {"model": server.model, "prompt": ids, "max_tokens": 1, "temperature": 0.0}
+                body |= {"prompt_logprobs": self.top_k, "return_token_ids": True}
+                arrays = read_topk(
+                    server.request("/v1/completions", body, self._answer_timeout), ids, first, self.top_k
+                )
         except WrongReply as error:
-            raise ValueError(f"Teacher server {server} cannot score row {job.row}: {error}.") from None
+            raise ValueError(f"Teacher server {server} cannot score row {row}: {error}.") from None
+        return arrays
 
     # ---------------------------------------------------------------- servers that fail
 

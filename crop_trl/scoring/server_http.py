@@ -12,6 +12,7 @@ from ..text import Redactor, masked
 from .reply import parse_json
 
 API_KEY = "TEACHER_API_KEY"
+OWNER = "crop-trl"  # who owns a model, by the list of `crop-trl serve-teacher`
 _GLANCE = 5.0  # seconds within which a sound server accepts a connection, or says which model it serves
 
 
@@ -46,7 +47,7 @@ class Server:
         parsed = parse_address(url)
         self._base = parsed._replace(auth=None, query=None, fragment=None).url.rstrip("/").removesuffix("/v1")
         self._http = http
-        self._headers = {"Content-Type": "application/json"}
+        self._headers = {}
         if parsed.auth:
             self._headers.update(urllib3.make_headers(basic_auth=parsed.auth))
         if os.environ.get(API_KEY):
@@ -54,6 +55,8 @@ class Server:
         self._redact = Redactor(*self._headers.get("Authorization", "").split(" ")[1:])
         self.model = self.root = ""
         self.max_length: int | None = None
+        self.ours = False  # of `crop-trl serve-teacher`: takes many sequences in a request
+        self.listed: dict = {}
         self.failing_since: float | None = None
         self.busy_until = 0.0
         self.reason = ""
@@ -76,8 +79,10 @@ class Server:
                 f"`teacher_server_urls` {self} serves {names}, not `teacher_model_name_or_path` {wanted}; start it "
                 "with that model, or correct the name."
             )
-        self.model, self.root = match[0]["id"], match[0].get("root") or match[0]["id"]
-        longest = match[0].get("max_model_len")
+        self.listed = match[0]
+        self.model, self.root = self.listed["id"], self.listed.get("root") or self.listed["id"]
+        self.ours = self.listed.get("owned_by") == OWNER
+        longest = self.listed.get("max_model_len")
         self.max_length = longest if isinstance(longest, int) else None
 
     def check_back(self) -> None:
@@ -111,13 +116,18 @@ class Server:
 
     def request(self, path: str, body: dict | None = None, timeout: float = _GLANCE) -> dict:
         """The JSON object that answers a request. Raises `Transient`, or `ValueError` where asking again is no use."""
-        method, data = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
+        data = None if body is None else json.dumps(body).encode()
+        return parse_json(self.send(path, data, "application/json", timeout, (body or {}).get("prompt_logprobs")))
+
+    def send(self, path: str, data: bytes | None, kind: str, timeout: float, top_k: int | None = None) -> bytes:
+        """What answers a request, as it is. Raises as [`Server.request`]."""
         patience = urllib3.Timeout(connect=min(_GLANCE, timeout), read=timeout)
         options = {"timeout": patience, "retries": False, "preload_content": False}
+        options["headers"] = {**self._headers, "Content-Type": kind}
         deadline = time.monotonic() + timeout
         failure = None
         try:
-            answer = self._http.request(method, self._base + path, body=data, headers=self._headers, **options)
+            answer = self._http.request("GET" if data is None else "POST", self._base + path, body=data, **options)
             content = _read(answer, deadline)
         except urllib3.exceptions.ReadTimeoutError:
             failure = Transient(f"no whole answer within {timeout:g} s")
@@ -127,7 +137,7 @@ class Server:
             raise failure  # out here, where what the server sent does not go along: it may repeat the key
         status = answer.status
         if status == 200:
-            return parse_json(content)
+            return content
         text = content.decode(errors="replace")
         told = re.search(r'"message":\s*"((?:[^"\\]|\\.)*)"', text)  # however a server or a gateway wraps it
         text = self._redact.message(told[1] if told else text)
@@ -138,8 +148,8 @@ class Server:
         if status in (408, 409, 425, 429) or status >= 500:
             raise Transient(f"HTTP {status}: {text}", retry_after=retry_after(answer.headers))
         remedy = next(remedy for words, remedy in _REMEDIES.items() if words in text)
-        top_k = (body or {}).get("prompt_logprobs")
-        raise ValueError(f"Teacher server {self} refuses {path} (HTTP {status}: {text}); {remedy.format(top_k=top_k)}.")
+        remedy = "change that, or start it with other limits" if self.ours else remedy.format(top_k=top_k)
+        raise ValueError(f"Teacher server {self} refuses {path} (HTTP {status}: {text}); {remedy}.")
 
 
 def _read(answer: urllib3.BaseHTTPResponse, deadline: float) -> bytes:

@@ -44,7 +44,7 @@ def connect_teacher(teacher: str | None, tokenizer: PreTrainedTokenizerBase | No
     return scorer
 
 
-def _load(path: str, init_kwargs: dict, given: dict | None) -> PreTrainedModel:
+def load_teacher(path: str, init_kwargs: dict, given: dict | None) -> PreTrainedModel:
     """A causal language model from a folder or the hub, all of whose weights are there."""
     try:
         model, loaded = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True, **init_kwargs)
@@ -60,6 +60,13 @@ def _load(path: str, init_kwargs: dict, given: dict | None) -> PreTrainedModel:
             "choose a causal language model."
         )
     return model
+
+
+def freeze(teacher: PreTrainedModel, longest: int) -> None:
+    """Make a model, in place, one that only reads, up to `longest` tokens. Raises `ValueError` where it cannot."""
+    teacher.eval().requires_grad_(False)
+    restore_rotary_frequencies(teacher)
+    check_rotary_lengths(teacher, longest)
 
 
 def make_teacher(
@@ -88,7 +95,7 @@ def make_teacher(
             init_kwargs.setdefault("device_map", {"": accelerator.device})
         # ZeRO-3 splits the weights as they are read, so that no process ever holds them all.
         with nullcontext() if sharded and DistributedBackend(accelerator).is_zero3 else load_whole():
-            teacher = _load(teacher, init_kwargs, args.teacher_kwargs)
+            teacher = load_teacher(teacher, init_kwargs, args.teacher_kwargs)
     if isinstance(teacher, PeftModel):
         teacher = teacher.get_base_model()  # whose layers hold the adapter
     if not isinstance(teacher, PreTrainedModel):
@@ -102,9 +109,7 @@ def make_teacher(
     own = {id(parameter) for parameter in student.parameters()}
     if any(id(parameter) in own for parameter in teacher.parameters()):
         raise ValueError("Student and teacher share weights; pass a copy of the model, or its path, as `teacher`.")
-    teacher = teacher.eval().requires_grad_(False)
-    restore_rotary_frequencies(teacher)
-    check_rotary_lengths(teacher, (args.max_prompt_length or 0) + (args.max_completion_length or 0))
+    freeze(teacher, (args.max_prompt_length or 0) + (args.max_completion_length or 0))
     scoring = {
         "top_k": args.score_top_k,
         "pad_token_id": tokenizer.pad_token_id,
