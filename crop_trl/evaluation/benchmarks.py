@@ -10,23 +10,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..files import read_jsonl, read_object, write_jsonl
+from ..files import read_jsonl, read_object, read_rows, write_jsonl
 from .grading.verdict import extract_boxed
 
-# The eight problems that the paper's audit takes out (table "Verified MATH-500 overlaps").
-MATH_500_OVERLAPS = frozenset(
-    f"test/{name}.json"
-    for name in (
-        "intermediate_algebra/1849",
-        "intermediate_algebra/582",
-        "intermediate_algebra/991",
-        "algebra/1282",
-        "intermediate_algebra/1411",
-        "intermediate_algebra/90",
-        "intermediate_algebra/2146",
-        "precalculus/285",
-    )
-)
+# The eight problems that the paper's audit takes out (table "Verified MATH-500 overlaps"), by MATH's own ids.
+MATH_500_OVERLAPS = frozenset(row["unique_id"] for row in read_rows(Path(__file__).with_name("math_500_overlaps.csv")))
 DEFAULT_SAMPLES, DEFAULT_BASE_SEED = 8, 1000
 
 
@@ -158,15 +146,7 @@ def load_benchmark(spec: str, samples: int | None = None, base_seed: int | None 
         base_seed=source.base_seed if base_seed is None else base_seed,
         store=whole,
     )
-    if not clean:
-        return benchmark
-    subset = math_500_clean(benchmark)
-    if subset is None:
-        raise ValueError(
-            f"`--benchmark` {spec!r} needs problems with MATH-500's `unique_id`, which these rows do not have; use the "
-            "hub dataset, or --clean with ids of your own."
-        )
-    return subset
+    return math_500_clean(benchmark) if clean else benchmark
 
 
 def local_copy(name: str, folder: Path) -> Path:
@@ -209,11 +189,16 @@ def without(benchmark: Benchmark, ids: Sequence[str] | frozenset[str]) -> Benchm
     )
 
 
-def math_500_clean(benchmark: Benchmark) -> Benchmark | None:
-    """MATH-500 without the eight problems of the paper's audit, `None` for rows that do not say which these are."""
-    subset = without(benchmark, MATH_500_OVERLAPS)
-    known = len(benchmark.examples) - len(subset.examples) == len(MATH_500_OVERLAPS)
-    return subset if known and subset.examples else None
+def math_500_clean(benchmark: Benchmark) -> Benchmark:
+    """MATH-500 without the eight problems of the paper's audit. Raises `ValueError` where not all are there."""
+    missing = MATH_500_OVERLAPS - {id for example in benchmark.examples for id in (example.id, example.unique_id)}
+    if missing:
+        raise ValueError(
+            f"{MATH_500 + CLEAN} leaves out eight problems by MATH's `unique_id`, and these rows lack {len(missing)} "
+            f"of them ({min(missing)!r} first); take all of {NAMED[MATH_500].dataset!r} from the hub, or give each row "
+            "its `unique_id`."
+        )
+    return without(benchmark, MATH_500_OVERLAPS)
 
 
 def clean_subsets(file: str | None, loaded: Sequence[Benchmark]) -> list[Benchmark]:
@@ -224,8 +209,11 @@ def clean_subsets(file: str | None, loaded: Sequence[Benchmark]) -> list[Benchma
     subsets = _audited(file, loaded) if file else []
     names = {benchmark.name for benchmark in (*loaded, *subsets)}
     whole = next((benchmark for benchmark in loaded if benchmark.name == MATH_500), None)
-    if whole is not None and MATH_500 + CLEAN not in names and (subset := math_500_clean(whole)):
-        subsets.append(subset)
+    if whole is not None and MATH_500 + CLEAN not in names:
+        try:
+            subsets.append(math_500_clean(whole))
+        except ValueError as error:
+            print(f"Avg. counts the whole of {MATH_500}: {error}", file=sys.stderr)
     return subsets
 
 

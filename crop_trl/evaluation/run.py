@@ -149,10 +149,8 @@ def generate(plan: Plan, make_sampler: Callable[[], Sampler]) -> None:
             sampler = sampler or make_sampler()
             total = benchmark.samples * len(benchmark.examples)
             with tqdm(total=total, initial=total - len(missing), desc=benchmark.store, unit="response") as bar:
-                for chunk in pending_chunks(benchmark, there, sampler.batch_size):
+                for chunk in pending_chunks(benchmark, there, sampler.batch_size, sampler.independent):
                     asked = [(benchmark.examples[index], sample) for index, sample in chunk]
-                    if sampler.independent:
-                        asked = [(example, sample) for example, sample in asked if (example.id, sample) in missing]
                     _draw(sampler, plan.template, benchmark, asked, missing, store, bar)
             store.close()
 

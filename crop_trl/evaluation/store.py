@@ -104,14 +104,21 @@ def stored_names(folder: str | Path) -> list[str]:
     return [name for name in names if Store(folder, name).read()]
 
 
-def pending_chunks(benchmark: Benchmark, done: Iterable[tuple[str, int]], size: int) -> list[list[tuple[int, int]]]:
+def pending_chunks(
+    benchmark: Benchmark, done: Iterable[tuple[str, int]], size: int, independent: bool = False
+) -> list[list[tuple[int, int]]]:
     """
-    What is left to generate, as (index of the problem, sample) in whole chunks of `size` with anything missing.
+    What is left to generate, as (index of the problem, sample) in chunks of `size`.
 
-    Chunks are cut from the whole list, sample after sample, and a chunk holds one sample of each of its problems. A
-    chunk is the same whether the run was interrupted or not: with a seed of its own it gives the same responses.
+    Where responses are `independent` these are full. Else chunks are cut from the whole list, sample after sample, so
+    that one holds a sample of each of its problems, and those with anything missing come whole. A chunk is then the
+    same whether the run was interrupted or not: with a seed of its own it gives the same responses.
     """
     done = set(done)
+    if independent:
+        samples = range(benchmark.samples)
+        left = [(i, s) for s in samples for i, example in enumerate(benchmark.examples) if (example.id, s) not in done]
+        return [left[start : start + size] for start in range(0, len(left), size)]
     chunks = []
     for sample in range(benchmark.samples):
         for start in range(0, len(benchmark.examples), size):

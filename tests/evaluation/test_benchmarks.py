@@ -8,6 +8,7 @@ import pytest
 
 from crop_trl.evaluation import benchmarks
 from crop_trl.evaluation.benchmarks import MATH_500_OVERLAPS, clean_subsets, example_from_row, load_benchmark, without
+from crop_trl.files import read_rows
 
 
 def write(path: Path, rows: list[dict]) -> Path:
@@ -48,14 +49,30 @@ def test_math_500_brings_its_clean_subset(math500, tmp_path):
     audit.write_text(json.dumps({"MATH-500": ["m1", "m9"]}))
     (clean,) = clean_subsets(str(audit), [whole])
     assert [example.id for example in clean.examples] == ["m1", "m9"]
-    bare = load_benchmark(f"MATH-500={write(tmp_path / 'x.jsonl', [{'problem': 'p', 'answer': '1'}])}")
-    assert clean_subsets(None, [bare]) == []
 
 
-def test_clean_subset_needs_the_ids(tmp_path):
-    file = write(tmp_path / "x.jsonl", [{"problem": "p", "answer": "1"}])
-    with pytest.raises(ValueError, match="unique_id"):
-        load_benchmark(f"MATH-500-Clean={file}")
+def test_the_clean_subset_is_the_papers():
+    """Its table "Verified MATH-500 overlaps": seven exact pairs, one of them with two records, and a near one."""
+    rows = read_rows(Path(benchmarks.__file__).with_name("math_500_overlaps.csv"))
+    assert [row["overlap"] for row in rows] == ["exact"] * 7 + ["near"]
+    assert sum(len(row["training_ids"].split()) for row in rows) == 9 and len(MATH_500_OVERLAPS) == 8
+    places = [id.split("/")[1] for id in MATH_500_OVERLAPS]
+    assert sorted(places) == ["algebra", *["intermediate_algebra"] * 6, "precalculus"]
+    numbers = sorted(int(id.split("/")[2].removesuffix(".json")) for id in MATH_500_OVERLAPS)
+    assert numbers == [90, 285, 582, 991, 1282, 1411, 1849, 2146]
+
+
+def test_rows_that_lack_what_the_clean_subset_needs(math500, tmp_path, capsys):
+    part = write(tmp_path / "part.jsonl", read_rows(math500)[1:])
+    bare = write(tmp_path / "bare.jsonl", [{"problem": "p", "answer": "1"}])
+    for file, lacking in ((part, "lack 1 of them ('test/algebra/1282.json' first)"), (bare, "lack 8 of them")):
+        with pytest.raises(ValueError) as caught:
+            load_benchmark(f"MATH-500-Clean={file}")
+        said = str(caught.value)
+        assert lacking in said and "take all of 'HuggingFaceH4/MATH-500' from the hub" in said and "\n" not in said
+        # Not asked for, it is left out with a word on what Avg. counts.
+        assert clean_subsets(None, [load_benchmark(f"MATH-500={file}")]) == []
+        assert capsys.readouterr().err == f"Avg. counts the whole of MATH-500: {said}\n"
 
 
 def test_subset_by_either_id(math500):

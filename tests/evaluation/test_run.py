@@ -469,6 +469,9 @@ def test_chunks_do_not_depend_on_what_is_done():
     assert [len(chunk) for chunk in everything] == [2, 2, 1, 2, 2, 1]
     done = [("0", 0), ("1", 0), ("2", 0), ("4", 1)]
     assert pending_chunks(toy, done, 2) == [everything[1], everything[2], everything[3], everything[4]]
+    # An engine takes as much at once as it may, over samples too: a long response holds fewer others up.
+    assert [len(chunk) for chunk in pending_chunks(toy, [], 4, independent=True)] == [4, 4, 2]
+    assert pending_chunks(toy, done, 4, independent=True) == [[(3, 0), (4, 0), (0, 1), (1, 1)], [(2, 1), (3, 1)]]
 
 
 def test_odd_characters_survive_the_store(tmp_path):
