@@ -113,12 +113,12 @@ class CROPConfig(GRPOConfig):
         "forward", "Which one: forward, KL(teacher || student); reverse, KL(student || teacher); or jsd."
     )
     iw_max_weight: float = option(1.5, "Largest weight of importance-weighted distillation.")
-    selector_seed: int = option(42, "Seed of methods that draw at random.")
+    selector_seed: int = option(42, "Seed of methods that draw at random, with the step; `seed` does not move it.")
     credit_lambda: float | None = option(
         None, "Strength of the contrast with unrelated prompts; None takes the method's own."
     )
     credit_num_negatives: int = option(1, "Unrelated prompts a response is contrasted with.")
-    credit_seed: int = option(42, "Seed of their draw.")
+    credit_seed: int = option(42, "Seed of their draw, with the step; `seed` does not move it.")
     max_prompt_length: int | None = option(
         1024,
         "Longest rendered prompt in tokens, of all the prompts a row has; longer rows are left out. None: no limit.",

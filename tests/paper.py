@@ -56,3 +56,28 @@ def results(setting: str, label: str, numbers: str, extra: dict | None = None) -
         mean, passed = right / (problems * samples), solved / problems
         found[name] = {"problems": problems, "samples": samples, "mean": mean, "pass": passed}
     return {"setting": setting, "label": label, "benchmarks": {**found, **(extra or {})}}
+
+
+# Table "Available generation diagnostics": tokens of a response on AIME24, AIME25, AMC23 and MATH-500, row by row.
+LENGTHS = {
+    "A": (
+        (5415.05, 5642.47, 2939.12, 1943.51),
+        (8833.12, 4464.05, 3559.97, 1971.28),
+        (7346.83, 7144.06, 3396.06, 2083.77),
+        (7380.64, 5160.22, 2804.63, 1995.91),
+        (6365.79, 7182.20, 3458.26, 2174.96),
+        (6580.79, 5755.18, 3785.12, 2038.49),
+        (8232.55, 4872.35, 3274.50, 2217.74),
+        (6860.83, 4816.31, 4031.19, 2353.55),
+    ),
+    "B": (
+        (4569.88, 3230.47, 1899.63, 951.56),
+        (5720.37, 4435.48, 2024.70, 1112.67),
+        (6134.13, 4896.40, 1840.56, 1122.70),
+        (5485.40, 4391.42, 2089.55, 1141.99),
+        (6503.11, 4674.75, 1831.06, 1085.12),
+        (5976.08, 4485.05, 1894.51, 1049.81),
+        (5875.83, 4684.37, 1976.66, 1210.18),
+        (5898.52, 4899.90, 2128.29, 1143.05),
+    ),
+}

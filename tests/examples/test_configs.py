@@ -31,6 +31,12 @@ def test_the_papers_settings_hold_on_any_number_of_gpus(tmp_path, monkeypatch, n
     assert (args.max_steps, args.max_prompt_length, args.max_completion_length) == (115, 1024, 4096)
     assert (args.method, args.retention_ratio, args.score_top_k) == ("crop", 0.2, 16)
     assert (args.learning_rate, args.weight_decay, args.epsilon, args.epsilon_high) == (1e-6, 0.01, 0.2, 0.28)
+    assert (args.warmup_steps, args.max_grad_norm, args.adam_beta1, args.adam_beta2) == (0, 1.0, 0.9, 0.999)
+    assert (args.lr_scheduler_type, args.min_tokens, args.iw_max_weight) == ("constant", 1, 1.5)
+    assert (args.credit_num_negatives, args.credit_seed, args.credit_lambda, args.lambda_opd) == (1, 42, None, 1.0)
+    # What the paper leaves open.
+    assert (args.temperature, args.num_iterations, args.adam_epsilon) == (1.0, 1, 1e-8)
+    assert (args.seed, args.selector_seed, args.stop_token_ids) == (42, 42, None)
     assert args.chat_template_kwargs == {"enable_thinking": name == "setting_a"}
     assert not args.shuffle_dataset and args.reward_weights == [0.0]
     assert model.model_name_or_path == {"setting_a": "Qwen/Qwen3-1.7B-Base", "setting_b": "Qwen/Qwen3-4B-Base"}[name]
