@@ -5,7 +5,8 @@
 
 Responses are sampled once; then every teacher scores them under the three prompts and the method chooses its share.
 The table tells, against the first row, which share of the kept tokens is the same; the same for those whose score is no
-near-tie, since the budget is filled up with tokens that hardly react; how far the teacher's log-probabilities of the
+near-tie (`large`), since the budget is filled up with tokens that hardly react, and for those whose score is that much
+above the best that is not kept (`clear`); how far the teacher's log-probabilities of the
 sampled tokens are apart (nats); and what scoring took. For a teacher on a server start one first and name it with
 `--server`:
 
@@ -28,12 +29,13 @@ from crop_trl.scoring.signals import collect_signals
 from crop_trl.scoring.teacher import connect_teacher, make_teacher
 from crop_trl.triplets import load_triplets
 
-# Settings of CROPConfig by the name of a row; `float32` is the yardstick for those with fewer bits.
+# Settings of CROPConfig by the name of a row.
 PLACEMENTS = {
     "resident": {},
     "offload": {"teacher_placement": "offload"},
     "8bit": {"teacher_quantization": "8bit"},
     "4bit": {"teacher_quantization": "4bit"},
+    "fp8": {"teacher_quantization": "fp8"},
     "server": {},
 }
 
@@ -66,6 +68,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--dtype", default="float32", help="of the teachers after the first row")
+    parser.add_argument("--yardstick", default="float32", help="dtype of the first row's teacher")
     parser.add_argument("--server", help="base URL of a server that holds the teacher")
     parser.add_argument("--skip", nargs="*", default=[], choices=tuple(PLACEMENTS), help="rows to leave out")
     parser.add_argument("--output", type=Path, help="JSON file for the table")
@@ -86,7 +89,7 @@ def main() -> None:
     loss_mask = (torch.arange(int(lengths.max())) < lengths[:, None]).to(device)
     student = AutoModelForCausalLM.from_pretrained(args.student)
 
-    cases = {"float32": ("float32", {})}
+    cases = {args.yardstick: (args.yardstick, {})}
     cases.update({name: (args.dtype, settings) for name, settings in PLACEMENTS.items() if name not in args.skip})
     if not args.server:
         cases.pop("server", None)
@@ -120,6 +123,8 @@ def main() -> None:
         reference = chosen if reference is None else reference
         same = (chosen.mask & reference.mask).sum() / reference.mask.sum()
         large = reference.mask & (reference.scores > args.large)
+        left = reference.scores.masked_fill(reference.mask | ~loss_mask, -torch.inf).amax(-1, keepdim=True)
+        clear = reference.mask & (reference.scores >= left + args.large)
         gap = (chosen.teacher_logprobs - reference.teacher_logprobs)[loss_mask].abs()
         row = {
             "teacher": name,
@@ -128,6 +133,8 @@ def main() -> None:
             "overlap": round(same.item(), 4),
             "large": int(large.sum()),
             "overlap_large": round(((chosen.mask & large).sum() / large.sum()).item(), 4),
+            "clear": int(clear.sum()),
+            "overlap_clear": round(((chosen.mask & clear).sum() / clear.sum()).item(), 4),
             "mean_gap": float(f"{gap.mean().item():.3g}"),
             "largest_gap": float(f"{gap.max().item():.3g}"),
             "seconds": round(seconds, 3),

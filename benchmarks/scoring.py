@@ -15,6 +15,7 @@ from shapes import SHAPES, add_rollout_arguments, draw_lengths, draw_prompts, dr
 
 from crop_trl.methods import METHODS, SelectionSettings, select
 from crop_trl.models.compilation import compile_layers
+from crop_trl.models.fp8 import quantize_layers
 from crop_trl.scoring.layout import group_by_length, pack
 from crop_trl.scoring.local import LocalScorer
 
@@ -52,6 +53,7 @@ def main() -> None:
     parser.add_argument("--top-k", type=int, default=16)
     parser.add_argument("--budgets", type=int, nargs="+", default=[8_192, 16_384, 32_768])
     parser.add_argument("--compile", action="store_true", help="then the same with `compile_layers`, on both sides")
+    parser.add_argument("--fp8", action="store_true", help="then `teacher_quantization: fp8` against that")
     add_measurement_arguments(parser, repeats=3)
     args = parser.parse_args()
     device, cuda = args.device, args.device.startswith("cuda")
@@ -95,6 +97,18 @@ def main() -> None:
         compile_layers(model)
         fast = rescoring("rescoring_compiled", measure())
         record("rescoring_compiled_over_padded", fast, padded, device, args.output, **details)
+
+    if args.fp8:
+        before = torch.cuda.memory_allocated() if cuda else 0
+        rounded = make_model(args.shape, device, torch.bfloat16).eval()
+        quantize_layers(rounded, device)
+        gib = round(((torch.cuda.memory_allocated() if cuda else 0) - before) / GIB, 2)
+        if args.compile:
+            compile_layers(rounded)
+        both = {"fp8": LocalScorer(rounded, args.top_k, 0, default), "bf16": scorer}
+        times = compare({name: lambda one=one: one.score(prompts, three) for name, one in both.items()}, device)
+        key = "fp8_over_compiled" if args.compile else "fp8_over_eager"
+        record(key, times["fp8"], times["bf16"], device, args.output, weights_gib=gib, **details)
 
     signals = [scorer.score(kind, responses) for kind in kinds]
     named = dict(zip(METHODS["crop"].needs, signals, strict=True))

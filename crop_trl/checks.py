@@ -188,7 +188,7 @@ def check_teacher(values: Mapping[str, Any]) -> None:
     quantization, placement = values["teacher_quantization"], values["teacher_placement"]
     if quantization is None:
         return
-    if placement != "resident":
+    if placement == "sharded" or placement == "offload" and quantization != "fp8":
         raise ValueError(
             f"`teacher_quantization` {quantization!r} does not work with `teacher_placement` {placement!r}, quantised "
             "weights stay on their device; set it to 'resident'."
@@ -366,7 +366,7 @@ def check_packages(args) -> None:
     wanted = [("report_to", name) for name in args.report_to if name in ("wandb", "tensorboard", "trackio")]
     if args.use_vllm:
         wanted.append(("use_vllm", "vllm"))
-    if any(one.teacher_quantization for one in args.each_teacher.values()):
+    if any(one.teacher_quantization in ("8bit", "4bit") for one in args.each_teacher.values()):
         wanted.append(("teacher_quantization", "bitsandbytes"))
     if args.use_liger_kernel:
         wanted.append(("use_liger_kernel", "liger_kernel"))

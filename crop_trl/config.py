@@ -160,7 +160,9 @@ class CROPConfig(GRPOConfig):
         "device while it scores; or sharded, spread over the devices as ZeRO-3 or FSDP2 spreads the student.",
     )
     teacher_quantization: str | None = option(
-        None, "8bit (LLM.int8) or 4bit (NF4) loads the teacher quantised by bitsandbytes."
+        None,
+        "8bit (LLM.int8) or 4bit (NF4) loads the teacher quantised by bitsandbytes; fp8 computes its decoder layers in "
+        "fp8, on GPUs from Ada and Hopper on.",
     )
     teacher_server_urls: list[str] | None = option(
         None,

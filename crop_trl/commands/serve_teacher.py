@@ -29,7 +29,7 @@ def make_parser() -> OptionParser:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at; 0.0.0.0 is all of this machine's")
     parser.add_argument("--port", type=int, default=8000, help="of the first card; 0 takes a free one")
     parser.add_argument("--dtype", default="bfloat16", help="of the weights")
-    parser.add_argument("--quantization", choices=("8bit", "4bit"), help="of the weights, by bitsandbytes")
+    parser.add_argument("--quantization", choices=("8bit", "4bit", "fp8"), help="of the weights")
     parser.add_argument("--init_kwargs", type=json.loads, default={}, help="JSON for `from_pretrained`")
     parser.add_argument("--compile_layers", action="store_true", help="compile the decoder layers")
     parser.add_argument("--tokens_per_batch", type=int, default=16384, help="of one forward pass")
@@ -46,6 +46,7 @@ def load_scorer(args, rank: int):
     from transformers import AutoTokenizer
 
     from ..models.compilation import compile_layers
+    from ..models.fp8 import quantize_layers
     from ..scoring.local import LocalScorer
     from ..scoring.placement import quantization_config
     from ..scoring.teacher import freeze, load_teacher
@@ -59,13 +60,15 @@ def load_scorer(args, rank: int):
 
         torch.distributed.init_process_group()
         options["tp_plan"] = "auto"
-    if args.quantization:
+    if args.quantization in ("8bit", "4bit"):
         options |= {"quantization_config": quantization_config(args.quantization, args.dtype)}
         options |= {"device_map": {"": device}}
     tokenizer = AutoTokenizer.from_pretrained(args.model, **pinned)
     model = load_teacher(args.model, options, args.init_kwargs)
     longest = args.max_length or model.config.get_text_config().max_position_embeddings
     freeze(model, longest)
+    if args.quantization == "fp8":
+        quantize_layers(model, device)
     if not args.tensor_parallel and getattr(model, "hf_device_map", None) is None:
         model = model.to(device)
     if args.compile_layers:
@@ -143,6 +146,8 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     with told():
         args = make_parser().parse_args(argv)
+        if args.tensor_parallel and args.quantization:
+            raise ValueError("`--quantization` does not work with `--tensor_parallel`; leave out one of them.")
         gpus = [gpu for gpu in args.gpus.split(",") if gpu]
         if gpus:
             return serve_on(gpus, args, argv)

@@ -210,7 +210,7 @@ def settings_from(
     if get("teachers"):
         raise ValueError("`teachers` names several, and memory is planned for one; leave it out and give the largest.")
     check_teacher({name: get(name) for name in _DEFAULTS if name.startswith("teacher_")})
-    placement, bits = get("teacher_placement"), {None: 16, "8bit": 8, "4bit": 4}[get("teacher_quantization")]
+    placement, bits = get("teacher_placement"), {None: 16, "8bit": 8, "fp8": 8, "4bit": 4}[get("teacher_quantization")]
     source = get("teacher_source")
     if get("teacher_server_urls") or source == STUDENT or (source != MODEL and get("use_peft")):
         placement = "server"

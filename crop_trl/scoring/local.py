@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..methods.context import TopKLogprobs
+from ..models.fp8 import Fp8Linear
 from .head import TokenHeadOutput, add_token_head, sees_padding
 from .layout import PackedBatch, group_by_length, pack, padded_length
 
@@ -119,7 +120,7 @@ class LocalScorer:
     @property
     def precision(self) -> str:
         """Type of the weights, the coarsest of several, or `"quantised"`."""
-        if getattr(self._bare, "is_quantized", False):
+        if getattr(self._bare, "is_quantized", False) or any(isinstance(m, Fp8Linear) for m in self._bare.modules()):
             return "quantised"
         found = {str(p.dtype).removeprefix("torch.") for p in self._bare.parameters()}
         return next((kind for kind in ("bfloat16", "float16") if kind in found), "float32")

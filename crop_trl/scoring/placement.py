@@ -8,7 +8,7 @@ from transformers import BitsAndBytesConfig
 # What a teacher is: a model of its own, the student, its weights at the start, or an average of those in training.
 MODEL, STUDENT, INITIAL, AVERAGE = SOURCES = ("model", "student", "initial", "average")
 PLACEMENTS = ("resident", "offload", "sharded")
-QUANTIZATIONS = ("8bit", "4bit")
+QUANTIZATIONS = ("8bit", "4bit", "fp8")
 
 
 def dtype_of(value) -> torch.dtype | None:

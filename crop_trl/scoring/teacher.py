@@ -9,6 +9,7 @@ from trl.distributed import DistributedBackend
 
 from ..models.compilation import compile_layers
 from ..models.distributed import largest_of
+from ..models.fp8 import quantize_layers
 from ..models.rotary import check_rotary_lengths, restore_rotary_frequencies
 from ..models.sharding import load_whole, shard_teacher
 from ..text import masked
@@ -88,7 +89,7 @@ def make_teacher(
             "trust_remote_code": args.trust_remote_code,
             **args.teacher_kwargs,
         }
-        if args.teacher_quantization is not None:
+        if args.teacher_quantization in ("8bit", "4bit"):
             init_kwargs["quantization_config"] = quantization_config(args.teacher_quantization, init_kwargs["dtype"])
         if init_kwargs.get("quantization_config") is not None:
             # Weights are quantised where they are going to stay.
@@ -125,6 +126,8 @@ def make_teacher(
             "`teacher` is a model that ZeRO-3 split as it was loaded; pass its path, or set `teacher_placement` to "
             "'sharded'."
         )
+    if args.teacher_quantization == "fp8":
+        quantize_layers(teacher, accelerator.device)
     where = nullcontext()
     if args.teacher_placement == "offload":
         if getattr(teacher, "is_quantized", False):
