@@ -1,13 +1,17 @@
 """What is booked, and the limit on it."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
-from triplets.running import generate
+from triplets.running import PAPER_FORM, generate
 
 from crop_trl.files import read_entries
 from crop_trl.triplets.costs import FIRST_ANSWER_TOKENS, Account, Prices, listed_prices, stated_usage
+from crop_trl.triplets.estimate import dry_run
 from crop_trl.triplets.report import write_report
+from crop_trl.triplets.settings import TripletSettings
 
 
 def booked(output) -> Account:
@@ -153,3 +157,19 @@ def test_what_is_reserved_for_requests_in_flight_stops_nothing(start_server, pro
     assert 40 * account.prices("gpt-5.1").cost({"input": 0, "cached_input": 0, "output": FIRST_ANSWER_TOKENS}) > limit
     result = generate(url, source, tmp_path / "limited", concurrency=40, max_cost=limit, **prices)
     assert (result.stopped, len(result.records), result.requests) == (None, 40, 80)
+
+
+def test_the_papers_data_have_the_price_that_is_told(problems, tmp_path):
+    """docs/triplets.md: problems of 256 characters, listings of the paper's lengths."""
+    lengths = {"generator_system": 689, "generator_user": 1303, "critic_system": 696, "critic_user": 1582}
+    (tmp_path / "paper").mkdir()
+    for file, text in PAPER_FORM.items():
+        (tmp_path / "paper" / file).write_text(text.ljust(lengths[file.removesuffix(".txt")], "."))
+    source = problems(*(f"{number:04d}".ljust(256, "x") for number in range(1_000)))
+    said = dry_run(TripletSettings(input=[source], output=str(tmp_path / "out"), templates=str(tmp_path / "paper")))
+    read, written, dollars = re.search(r"([\d.]+) M input and ([\d.]+) M output tokens, cost \$([\d.]+)", said).groups()
+    assert (float(read), float(written)) == (pytest.approx(3.1, abs=0.05), pytest.approx(2.1, abs=0.05))
+    page = (Path(__file__).parents[2] / "docs" / "triplets.md").read_text()
+    assert "| input | 3,100 | 52 million | 52 x" in page and "| output | 2,100 | 35 million | 35 x" in page
+    # 16,755 problems at the listed prices.
+    assert "that is 415 dollars" in page and float(dollars) * 16.755 == pytest.approx(415, rel=0.02)
