@@ -17,7 +17,7 @@ from ..evaluation.benchmarks import row_answer, row_id
 from ..evaluation.grading.latex import normalize, squeeze
 from ..evaluation.grading.numerals import exact_number
 from ..files import iterate_jsonl, read_rows
-from ..triplets.record import PROBLEM_FIELDS
+from ..triplets.record import FLAGS, PROBLEM_FIELDS
 from .similarity import Texts, most_similar
 from .words import asked_tokens, tokens_of
 
@@ -67,11 +67,16 @@ class Audit:
 
 def read_train(paths: Iterable[str | Path]) -> list[ProblemText]:
     """
-    All texts of training files: rows with `problem`, or triplet records. Raises `FileNotFoundError` or `ValueError`.
+    All texts of training files: rows with `problem`, or triplet records, but for those whose flags keep them out of
+    training. Raises `FileNotFoundError` or `ValueError`.
     """
     texts, known_ids = [], set()
     for path in paths:
+        left_out = 0
         for number, row in _rows(path, "--train"):
+            if any(str(row.get(flag)).lower() == "false" for flag in FLAGS):
+                left_out += 1
+                continue
             fields = ("problem", *PROBLEM_FIELDS)
             names = [name for name in fields if isinstance(row.get(name), str) and row[name].strip()]
             if not names:
@@ -88,6 +93,10 @@ def read_train(paths: Iterable[str | Path]) -> list[ProblemText]:
             texts += [
                 ProblemText(own_id, row[name], None if name == PROBLEM_FIELDS[2] else answer, name) for name in names
             ]
+        if left_out == number:
+            raise ValueError(f"--train {str(path)!r} has no record that training would take; give another file.")
+        if left_out:
+            print(f"{left_out:,} of {number:,} records of {path} did not pass: not trained on, so not compared.")
     return texts
 
 

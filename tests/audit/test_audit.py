@@ -110,6 +110,21 @@ def test_answers_are_related():
     assert relate_answers("5", "6") == "different" and relate_answers(None, "6") == relate_answers("5", "") == ""
 
 
+def test_triplets_that_did_not_pass_are_not_training_data(tmp_path, capsys):
+    """The paper compares the 49,782 texts of its validated records, not those that need review."""
+    passed = {"triplet_complete": True, "usable_for_training": True, "validation_passed": True}
+    texts = {"original_problem": "a", "paraphrase_problem": "b", "counterfactual_problem": "c"}
+    rows = [{"id": "r1", **texts, **passed}, {"id": "r2", **texts, **passed, "validation_passed": False}]
+    (tmp_path / "triplets.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "triplets.csv").write_text("id,original_problem,validation_passed\nr1,a,True\nr2,b,False\n")
+    for file, fields in (("triplets.jsonl", 3), ("triplets.csv", 1)):
+        assert [text.id for text in read_train([tmp_path / file])] == ["r1"] * fields
+        assert "1 of 2 records of" in capsys.readouterr().out
+    (tmp_path / "incomplete.jsonl").write_text(json.dumps(rows[1]) + "\n")
+    with pytest.raises(ValueError, match="has no record that training would take"):
+        read_train([tmp_path / "incomplete.jsonl"])
+
+
 def test_every_field_of_a_triplet_is_compared(tmp_path):
     file = tmp_path / "triplets.jsonl"
     record = {"id": "r1", "original_problem": "What is 2 plus 2?", "paraphrase_problem": "Add two and two.",
