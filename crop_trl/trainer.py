@@ -11,9 +11,10 @@ optimizer step.
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,6 @@ from accelerate.utils import gather_object
 from datasets import Dataset, IterableDataset
 from transformers import PreTrainedModel, PrinterCallback, ProgressCallback
 from trl import GRPOTrainer
-from trl.models.utils import disable_gradient_checkpointing
 
 from . import methods
 from .checks import TOPK, check_output_dir, told_of
@@ -32,14 +32,13 @@ from .models.averaging import AverageWeights
 from .models.distributed import gather_ragged
 from .models.dropout import remove_dropout
 from .models.graph_sampling import make_sampler
-from .models.sampling import own_distribution, warn_of_filters
+from .models.sampling import warn_of_filters
 from .prompts import (
     NEGATIVE,
     STUDENT,
     TEACHER,
     draw_negatives,
     needs_negatives,
-    normal_prompt,
     prompt_column,
     prompt_kinds,
     tokenize_variants,
@@ -53,10 +52,12 @@ from .scoring.teacher import connect_teacher, make_teacher
 from .training import data
 from .training.arguments import (
     check_arguments,
+    check_kinds,
     check_order,
     check_readers,
     name_teachers,
     no_reward,
+    prompt_maker,
     ready_student,
 )
 from .training.callbacks import (
@@ -78,13 +79,14 @@ from .training.metrics import StepMetrics
 from .training.prompt_order import PromptSampler
 from .training.reporting import place_reports, start_reports
 from .training.responses import ScoredResponses
+from .training.rollouts import Rollouts
 from .training.update import MicroBatch, Rollout, cut_rollout, make_micro_batch
 
 # Evaluation looks at the student as it is: no selection, and so no triplet.
 _EVALUATION_METHOD = "opd"
 
 
-class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
+class CROPTrainer(StepMetrics, Rollouts, WholeCheckpoints, ModelCards, GRPOTrainer):
     """
     Trainer for selective on-policy distillation: the student samples, a teacher scores its tokens, and only those that
     the method keeps enter the loss.
@@ -132,7 +134,7 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         check_order(teacher, reward_funcs)
         args = CROPConfig("crop") if args is None else args
         teachers = name_teachers(model, teacher, args, kwargs.get("peft_config"))
-        check_readers(teachers, args, reward_funcs)
+        check_readers(teachers, args, reward_funcs or kwargs.get("environment_factory"))
         reward_funcs = reward_funcs or no_reward
         check_arguments(model, reward_funcs, args, **kwargs)
         trust, revision = args.trust_remote_code, (args.model_init_kwargs or {}).get("revision")
@@ -152,6 +154,7 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         if eval_dataset is not None:
             data.check_eval_dataset(eval_dataset)
         adapter = kwargs.get("peft_config") is not None or is_adapter(model)
+        self.prompt_maker = prompt_maker(kwargs)
         checkpoint_to_resume(args.resume_from_checkpoint, args, train_dataset, adapter)
         check_output_dir(args)
         super().__init__(
@@ -162,6 +165,8 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
             eval_dataset=eval_dataset,
             **kwargs,
         )
+        if self.rollout_func is not None:
+            self.rollout_func = partial(self._roll_out, self.rollout_func)
         # The loss has no load-balancing term.
         self.aux_loss_enabled = False
         self.run_settings = describe_run(teachers, run_settings)
@@ -173,8 +178,8 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         self._drawn = make_sampler(self.model, args).in_place if args.use_cuda_graphs else nullcontext
         # The update lays responses out as the student's scoring does.
         self._layout = self.scorers[STUDENT].layout
-        if args.preflight and train_dataset is not None:
-            self._preflight(next(iter(train_dataset), None))
+        if args.preflight:
+            self._preflight(next(iter(self.train_dataset), None))
         share_ends(self)
 
     def _make_scorers(self, teachers: Mapping[str, tuple[Any, CROPConfig]]) -> dict[str, Scorer]:
@@ -241,7 +246,7 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
             teacher,
             row,
             prompt_kinds(methods.get_method(self.args.method).needs),
-            lambda several: self._tokenize_prompts(several)[0],
+            partial(self._tokens, row),
             self._tokenizer,
             top_k=self.args.score_top_k,
             num_tokens=len(self._tokenizer),
@@ -254,7 +259,7 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
         Raise `ValueError` unless the student, wrapped for training, is scored as its own forward has it, and is a
         teacher that preflight lets pass where it is one.
         """
-        (ids,) = self._tokenize_prompts([row["prompt"]])[0]
+        (ids,) = self._tokens(row, [row["prompt"]])
         with self._as_scored():
             check_own_logits(self.scorers[STUDENT], ids, ids, STUDENT)
             for name in self._own_teachers:
@@ -277,31 +282,6 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
 
     # ---------------------------------------------------------------- rollout and scoring
 
-    def _generate(self, prompts: list):
-        started = time.perf_counter()
-        output = super()._generate(prompts)
-        mode = "train" if self.model.training else "eval"
-        self._metrics[mode]["seconds/rollout"].append(time.perf_counter() - started)
-        return output
-
-    def _tokenize_prompts(self, prompts: list):
-        return super()._tokenize_prompts([normal_prompt(prompt, self._tokenizer) for prompt in prompts])
-
-    def _generate_single_turn(self, *args, **kwargs):
-        with self._as_scored(), own_distribution(self.model), self._drawn():
-            return super()._generate_single_turn(*args, **kwargs)
-
-    @contextmanager
-    def _as_scored(self) -> Iterator[None]:
-        """Without dropout: tokens are drawn from the very distributions that scoring sees."""
-        was_training = self.model.training
-        self.model.eval()
-        try:
-            with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
-                yield
-        finally:
-            self.model.train(was_training)
-
     def _get_per_token_logps_and_entropies(self, *args, **kwargs):
         # GRPO asks here for rollout-time log-probabilities in its own padded layout. Scoring makes them, once, together
         # with the other student signals.
@@ -317,7 +297,7 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
             loss_mask = loss_mask & output["tool_mask"].bool()
         return ScoredResponses(
             self.state.global_step,
-            inputs,
+            [{**row, "prompt": prompt} for row, prompt in zip(inputs, self._prompts, strict=True)],
             prompt_ids,
             completion_ids,
             loss_mask[:, : max(map(len, completion_ids))],
@@ -390,6 +370,7 @@ class CROPTrainer(StepMetrics, WholeCheckpoints, ModelCards, GRPOTrainer):
             [`~crop_trl.training.responses.ScoredResponses`], those to one row one after the other.
         """
         needs = methods.get_method(self.args.method).needs if needs is None else needs
+        check_kinds(self.prompt_maker, needs, "`sample`")
         count = self.num_generations if num_generations is None else num_generations
         inputs = [dict(row) for row in rows for _ in range(count)]
         before = self.model.training, self.num_generations_eval, self._metrics["eval"], self._logs

@@ -29,6 +29,25 @@ def make_tokenizer(pad_token: str = "<pad>") -> PreTrainedTokenizerFast:
     )
 
 
+def let_it_call(tokenizer: PreTrainedTokenizerFast, *models) -> None:
+    """
+    Let a turn end in a digit too, which calls the tool `double`. The template writes "times" once for each tool, and
+    what the tool says as a user's turn.
+    """
+    for model in models:
+        model.generation_config.eos_token_id = [1, *tokenizer.convert_tokens_to_ids(list("0123456789"))]
+    called = {"type": "function", "function": {"name": "double", "arguments": {"n": "{n}"}}}
+    call = {"open_pattern": r"(?P<n>\b\d)$", "repeats": True, "transform": called}
+    fields = {"content": {}, "tool_calls": call}
+    tokenizer.response_template = {"start_anchor": "<assistant>", "defaults": {"role": "assistant"}, "fields": fields}
+    tokenizer.chat_template = (
+        "{% if tools %}{{ 'times ' * tools | length }}{% endif %}{% for m in messages %}"
+        "{{ '<' + ('user' if m.role == 'tool' else m.role) + '> ' + m.content }}"
+        "{% if m.tool_calls %}{{ ' ' + m.tool_calls | tojson }}{% endif %}{{ ' <eos> ' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<assistant> ' }}{% endif %}"
+    )
+
+
 def make_model(
     seed: int = 0, hidden: int = 32, vocab: int | None = None, layers: int = 2, tied: bool = True
 ) -> Qwen3ForCausalLM:
@@ -88,7 +107,10 @@ def make_trainer(
 
     trainer_arguments = {
         name: overrides.pop(name)
-        for name in ("reward_funcs", "eval_dataset", "peft_config", "callbacks", "optimizers", "run_settings")
+        for name in (
+            *("reward_funcs", "eval_dataset", "peft_config", "callbacks", "optimizers", "run_settings"),
+            *("tools", "environment_factory", "rollout_func"),
+        )
         if name in overrides
     }
     settings = {
@@ -112,7 +134,7 @@ def make_trainer(
         model=make_model(0) if student is None else student,
         teacher=make_model(1, hidden=48) if teacher is None and not named else teacher,
         args=(config_class or CROPConfig)(**{**settings, **overrides}),
-        train_dataset=make_rows(16) if rows is None else rows,
+        train_dataset=make_rows(16) if rows is None else rows or None,
         processing_class=make_tokenizer() if tokenizer is None else tokenizer,
         **trainer_arguments,
     )

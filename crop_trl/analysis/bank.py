@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..files import replacing
 from ..methods import METHODS, Selection, SelectionSettings, Signals, get_method, select
-from ..prompts import NEGATIVE, TEACHER, prompt_variants, split_signal
+from ..prompts import NEGATIVE, ORIGINAL, TEACHER, prompt_variants, split_signal
 from ..scoring import TopKLogprobs
 from ..training.responses import ScoredResponses
 
@@ -142,7 +142,7 @@ def collect_bank(trainer, rows: Iterable[Mapping[str, Any]], responses: int | No
 
     def allowed(need: str) -> bool:
         reader, kind = split_signal(need)
-        if reader not in (TEACHER, *trainer.scorers):
+        if reader not in (TEACHER, *trainer.scorers) or (trainer.prompt_maker and kind != ORIGINAL):
             return False
         return enough if kind == NEGATIVE else all(prompt_variants(row, kind) for row in rows)
 

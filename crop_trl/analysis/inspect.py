@@ -30,7 +30,7 @@ def inspect_response(trainer, *rows: Mapping[str, Any]) -> ResponseHeatmap:
     trained = method = trainer.args.method
     if needs_negatives(get_method(trained).needs):
         method = "crop" if get_method(trained).score else "opd"
-    triplet = all(prompt_variants(row, kind) for row in rows for kind in REWORDINGS)
+    triplet = not trainer.prompt_maker and all(prompt_variants(row, kind) for row in rows for kind in REWORDINGS)
     names = dict.fromkeys([method, *(["crop"] if triplet else []), *COMPARED])
     needs = dict.fromkeys(need for name in names for need in get_method(name).needs)
     sampled = trainer.sample(rows, list(needs), num_generations=1)
@@ -46,7 +46,7 @@ def inspect_response(trainer, *rows: Mapping[str, Any]) -> ResponseHeatmap:
     rows_shown = {k: values for k, values in heatmap.rows.items() if not triplet or k not in (SEMANTIC, SURFACE)}
     return replace(
         heatmap,
-        rows={GAP: gap[place, : len(heatmap)].tolist(), **rows_shown},
+        rows={GAP: np.where(table.trainable[here], gap[place, : len(heatmap)].cpu(), np.nan), **rows_shown},
         styles={},
         kept=table.kept[method][here],
         more_counterfactuals=list(map(prompt_text, prompt_variants(rows[place], "counterfactual")[1:])),
@@ -85,7 +85,8 @@ def _note(table: TokenTable, response: int, method: str, shown: str) -> str:
     """What the frames say of a method, and what the rows, of perhaps another, say of several counterfactuals."""
     here = table.span(response)
     step = "" if table.steps is None else f", after step {table.steps[response]}"
-    note = f"Framed: the {table.kept[method][here].mean():.0%} of this response that method {method!r} keeps{step}."
+    share = table.kept[method][here].sum() / table.trainable[here].sum()
+    note = f"Framed: the {share:.0%} of this response that method {method!r} keeps{step}."
     several = table.settings.get("counterfactuals", 1)
     if several > 1 and "semantic_divergence" in table.measures.get(shown, {}):
         of_all = "largest" if shown == "crop-max" else "mean"
@@ -139,6 +140,8 @@ def table_heatmap(
         rows[MARGIN if is_margin else f"Score: what {method} ranks tokens by"] = score
     if not rows:
         raise ValueError(f"Method {method!r} keeps every token and measures nothing; there is no heat map of it.")
+    # What a tool wrote is no choice of the student's.
+    rows = {label: np.where(table.trainable[here], values, np.nan) for label, values in rows.items()}
     texts = {kind: several[response] for kind, several in table.texts.items()}
     return ResponseHeatmap(
         token_pieces(tokenizer, table.token_ids[here].tolist()),

@@ -1,6 +1,6 @@
 """What a trainer is given: looked at before anything is loaded."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from inspect import isfunction
 from typing import Any
@@ -13,6 +13,7 @@ from ..checks import check_hub, check_own_weights, check_packages, told_of
 from ..config import CROPConfig
 from ..methods import get_method
 from ..models.adapters import check_adapter, is_adapter, starts_at_nothing
+from ..models.sharding import fsdp_version, launch_name, zero_stage
 from ..prompts import ORIGINAL, STUDENT, TEACHER, split_signal
 from ..scoring import Scorer
 from ..scoring.placement import INITIAL, MODEL
@@ -95,19 +96,63 @@ def check_readers(teachers: Mapping[str, tuple[Any, CROPConfig]], args: CROPConf
             )
 
 
+def prompt_maker(given: Mapping[str, Any]) -> str | None:
+    """Which argument makes conversations of the original prompts alone, so that no other kind has one."""
+    return next((name for name in ("environment_factory", "rollout_func") if given.get(name) is not None), None)
+
+
+def check_kinds(maker: str | None, needs: Sequence[str], who: str) -> None:
+    """Raise `ValueError` where signals are to be read after prompts that have no conversation."""
+    kinds = dict.fromkeys(kind for _, kind in map(split_signal, needs) if kind != ORIGINAL)
+    if maker and kinds:
+        raise ValueError(
+            f"{who} reads prompts of the kind {', '.join(kinds)}, of which `{maker}` makes no conversation, only of "
+            "the original; choose a method that reads that alone, such as 'opd', or give plain functions as `tools`."
+        )
+
+
+def check_turns(args, given: Mapping[str, Any]) -> None:
+    """Raise `ValueError` for conversations that the method cannot read, or that cannot be sampled as is set."""
+    if args.train:
+        check_kinds(prompt_maker(given), get_method(args.method).needs, f"Method {args.method!r}")
+    calling = next((name for name in ("tools", "environment_factory") if given.get(name)), None)
+    if calling is None:
+        return
+    if given.get("rollout_func") is not None:
+        raise ValueError(f"`rollout_func` and `{calling}` are both given; call the tools in `rollout_func`.")
+    if args.use_cuda_graphs:
+        raise ValueError(
+            f"`use_cuda_graphs` keeps memory for each number of responses, which with `{calling}` is another in every "
+            "turn; leave it off, or use vLLM."
+        )
+    sharded = zero_stage(args) == 3 or fsdp_version(args) > 0
+    waits = {
+        launch_name(args): sharded and not args.use_vllm,
+        "`vllm_mode` 'server'": args.use_vllm and args.vllm_mode == "server",
+        "`vllm_tensor_parallel_size`": args.use_vllm and args.vllm_tensor_parallel_size > 1,
+        "`vllm_enable_sleep_mode`": args.use_vllm and sharded and args.vllm_enable_sleep_mode,
+    }
+    if args.world_size > 1 and any(waits.values()):
+        how = next(name for name, so in waits.items() if so)
+        raise ValueError(
+            f"With `{calling}` processes sample different numbers of turns, and with {how} each turn waits for all of "
+            "them; let each have a vLLM of its own (`vllm_mode` 'colocate', no tensor parallelism, no sleep)."
+        )
+
+
 def check_arguments(model, reward_funcs, args, processing_class=None, **kwargs) -> None:
     """Raise `ValueError` unless what the trainer is given goes together."""
-    for name in ("environment_factory", "rollout_func"):
-        if kwargs.get(name) is not None:
-            raise ValueError(f"`{name}` is not supported: responses must follow the dataset's own prompts.")
+    check_turns(args, kwargs)
     if hasattr(processing_class, "tokenizer"):
         raise ValueError(
             f"`processing_class` is a {type(processing_class).__name__}, which reads images, and these are not "
             "supported; pass its `tokenizer`."
         )
-    if reward_funcs is no_reward and get_method(args.method).needs_rewards:
+    # An environment may give rewards of its own.
+    unrewarded = reward_funcs is no_reward and kwargs.get("environment_factory") is None
+    if unrewarded and get_method(args.method).needs_rewards:
         raise ValueError(f"Method {args.method!r} reads rewards; pass `reward_funcs` (`--reward accuracy`).")
-    if reward_funcs is no_reward and args.lambda_opd == 0:
+    if unrewarded and args.lambda_opd == 0:
         raise ValueError("`lambda_opd` 0 without a reward trains nothing: raise it, or pass `reward_funcs`.")
     frozen = not isinstance(model, str) and not any(p.requires_grad for p in model.parameters())
     if frozen and kwargs.get("peft_config") is None:

@@ -42,7 +42,7 @@ class StepMetrics:
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         # As they are trained, whatever a subclass did to them. Lengths come from these lists, never from ids: the pad
         # token may be the EOS token.
-        self._completion_ids = completion_ids_list
+        self._completion_ids, self._prompts = completion_ids_list, prompts
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         mine = torch.arange(len(prompts), device=rewards.device) + self.accelerator.process_index * len(prompts)
         named = zip(self.reward_func_names, rewards[mine].unbind(1), strict=True)
@@ -61,8 +61,7 @@ class StepMetrics:
             means.add(f"rewards/{name}/mean", values, self._evaluated & ~values.isnan())
         weighted = (rewards[mine] * self.reward_weights.to(rewards.device)).nansum(1)
         means.add("reward", weighted, self._evaluated & ~rewards[mine].isnan().all(1))
-        lengths = torch.tensor([len(ids) for ids in completion_ids_list], device=rewards.device)
-        means.add("completions/mean_length", lengths, self._evaluated)
+        means.add("completions/mean_length", torch.tensor(self._lengths, device=rewards.device), self._evaluated)
         return rewards
 
     def _log_selection(self, mode: str, target: TopKLogprobs, selection, loss_mask, student_logprobs) -> None:

@@ -56,17 +56,20 @@ def histograms(rollout: RolloutRecord) -> dict[str, np.ndarray]:
 
 @dataclass(frozen=True)
 class ExampleResponse:
-    """One response for reading: decoded tokens, which of them are kept, and the scores that ranked them."""
+    """
+    One response for reading: decoded tokens, which of them are kept (`None`: the student did not write it), and the
+    scores that ranked them.
+    """
 
     prompt: str
     pieces: list[str]
-    kept: list[bool]
+    kept: list[bool | None]
     scores: list[float] | None
 
     @property
     def kept_share(self) -> float:
-        """Share of the tokens that is kept."""
-        return sum(self.kept) / max(len(self.kept), 1)
+        """Share of the student's tokens that is kept."""
+        return sum(map(bool, self.kept)) / max(len(self.kept) - self.kept.count(None), 1)
 
     def to_html(self) -> str:
         """Tokens on blue (orange below 0) as strong as their score, the kept ones framed; values on hover."""
@@ -106,13 +109,13 @@ def example_responses(rollout: RolloutRecord, count: int = RESPONSES) -> list[Ex
     examples = []
     for row in sorted({round(i * total / count) for i in range(count)} & set(range(total))):
         n = len(rollout.completion_ids[row])
-        scores = rollout.selection.scores
+        kept, own, scores = rollout.selection.mask[row, :n], rollout.loss_mask[row, :n].bool(), rollout.selection.scores
         examples.append(
             ExampleResponse(
                 prompts[row],
                 token_pieces(rollout.tokenizer, rollout.completion_ids[row]),
-                rollout.selection.mask[row, :n].tolist(),
-                None if scores is None else scores[row, :n].tolist(),
+                [k if o else None for k, o in zip(kept.tolist(), own.tolist())],
+                None if scores is None else scores[row, :n].masked_fill(~own, math.nan).tolist(),
             )
         )
     return examples

@@ -1,0 +1,72 @@
+"""How responses are sampled: from the student's own distribution, in one turn or in several."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from trl.models.utils import disable_gradient_checkpointing
+
+from ..models.sampling import own_distribution
+from ..prompts import normal_prompt
+
+
+class Rollouts:
+    """Mixed in before [`~trl.GRPOTrainer`], which samples; tools, environments and rollout functions write to it."""
+
+    def _generate(self, prompts: list):
+        started = time.perf_counter()
+        output = super()._generate(prompts)
+        _, completion_ids, written, *_ = output
+        # What tools and environments wrote is no part of a response's length.
+        self._lengths = [len(ids) for ids in completion_ids] if written is None else [sum(mask) for mask in written]
+        mode = "train" if self.model.training else "eval"
+        self._metrics[mode]["seconds/rollout"].append(time.perf_counter() - started)
+        return output
+
+    def _tokenize_prompts(self, prompts: list):
+        return super()._tokenize_prompts([normal_prompt(prompt, self._tokenizer) for prompt in prompts])
+
+    def _tokens(self, row: Mapping[str, Any], prompts: Sequence) -> list[list[int]]:
+        """Token ids of a row's prompts, with the tools of its environment."""
+        if self.environment_factories is not None:
+            environment = row.get("environment") if self._multi_environment else None
+            if environment not in self.environment_factories:
+                raise ValueError(
+                    f"A row's `environment` is {environment!r}, and `environment_factory` has "
+                    f"{', '.join(self.environment_factories)}; name one of them."
+                )
+            self._batch_environments = [environment] * len(prompts)
+        return self._tokenize_prompts(prompts)[0]
+
+    def _generate_single_turn(self, *args, **kwargs):
+        with self._as_scored(), own_distribution(self.model), self._drawn():
+            return super()._generate_single_turn(*args, **kwargs)
+
+    def _roll_out(self, rollout_func: Callable, prompts: list, trainer) -> Mapping[str, Any]:
+        """What a rollout function returns, which may sample with the model itself."""
+        with self._as_scored(), own_distribution(self.model):
+            output = rollout_func(prompts, trainer)
+        lengths, mask = [len(ids) for ids in output.get("completion_ids", ())], output.get("env_mask")
+        if lengths and len(lengths) != len(prompts):
+            raise ValueError(
+                f"`rollout_func` returned {len(lengths)} responses to {len(prompts)} prompts; return one to each: a "
+                "prompt with several responses is there several times."
+            )
+        if mask is not None and [len(row) for row in mask] != lengths:
+            raise ValueError(
+                "`env_mask` of `rollout_func` must have a number for each of `completion_ids`, 1 for what the student "
+                "wrote and 0 for anything else; give each of its rows the length of that response."
+            )
+        return output
+
+    @contextmanager
+    def _as_scored(self) -> Iterator[None]:
+        """Without dropout: tokens are drawn from the very distributions that scoring sees."""
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+                yield
+        finally:
+            self.model.train(was_training)
