@@ -244,7 +244,8 @@ def save_heatmap(trainer: CROPTrainer, folder: Path) -> None:
 
     sources = [dataset for dataset in (trainer.eval_dataset, trainer.train_dataset) if dataset is not None]
     method = get_method(trainer.args.method)
-    wanted = [REWORDINGS, *([prompt_kinds(method.needs)] if method.score and not needs_negatives(method.needs) else [])]
+    kinds = prompt_kinds(method.needs)
+    wanted = [[*REWORDINGS, *kinds], *([kinds] if method.score and not needs_negatives(method.needs) else [])]
     whole = []
     for kinds in wanted:
         for dataset in sources:

@@ -410,16 +410,18 @@ class CROPTrainer(StepMetrics, Rollouts, WholeCheckpoints, ModelCards, GRPOTrain
         """Stop before an update that would turn every weight into NaN, on all processes at once."""
         selection = rollout.selection
         sound = torch.isfinite(selection.teacher_logprobs)
-        if selection.weights is not None:
-            sound = sound & torch.isfinite(selection.weights)
+        for values in (selection.weights, selection.teacher_advantages):
+            if values is not None:
+                sound = sound & torch.isfinite(values)
         if rollout.target is not None:
             sound = sound & torch.isfinite(rollout.target.logprobs).all(-1)
         bad = (selection.mask & ~sound).sum().reshape(1)
         count = int(self.accelerator.reduce(bad, reduction="sum"))
         if count:
             raise ValueError(
-                f"{count} of the tokens to train have a teacher log-probability or weight that is not finite; load the "
-                "teacher in bfloat16 or float32 (`teacher_init_kwargs`), or mend the scorer or method they come from."
+                f"{count} of the tokens to train have a teacher log-probability, weight or advantage that is not "
+                "finite; load the teacher in bfloat16 or float32 (`teacher_init_kwargs`), or mend the scorer or method "
+                "they come from."
             )
 
     # ---------------------------------------------------------------- update
@@ -469,6 +471,7 @@ class CROPTrainer(StepMetrics, Rollouts, WholeCheckpoints, ModelCards, GRPOTrain
             inputs.teacher_logprobs,
             inputs.base_advantages,
             weights=inputs.weights,
+            teacher_advantages=inputs.teacher_advantages,
             lambda_opd=self.args.lambda_opd,
             epsilon_low=self.epsilon_low,
             epsilon_high=self.epsilon_high,

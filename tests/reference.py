@@ -111,13 +111,14 @@ def quantile_normalize(x: list[list[float]], mask: list[list[bool]]) -> list[lis
     ]
 
 
-def loss(new, old, teacher, base, mask, weights=None, lambda_opd=1.0, low=0.2, high=0.28, num_items=None) -> float:
+def loss(new, old, teacher, base, mask, weights=None, lambda_opd=1.0, low=0.2, high=0.28, num_items=None, added=None):
     total, count = 0.0, 0
     for i, row in enumerate(mask):
         for t, selected in enumerate(row):
             if not selected:
                 continue
-            advantage = base[i] - lambda_opd * (old[i][t] - teacher[i][t])
+            own = teacher[i][t] - old[i][t] if added is None else added[i][t]
+            advantage = base[i] + lambda_opd * own
             if weights is not None:
                 advantage *= weights[i][t]
             ratio = math.exp(new[i][t] - old[i][t])

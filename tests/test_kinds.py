@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from tiny import make_rows, make_tokenizer, make_trainer, metric
+from tiny import make_rows, make_tokenizer, make_trainer, metric, what_it_reads
 
 from crop_trl import CROPConfig, Method, SelectionSettings, TopKLogprobs, register_method, select
 from crop_trl.analysis.bank import RolloutBank, bank_of, collect_bank
@@ -215,9 +215,11 @@ def test_two_kinds_with_several_variants_each(tmp_path):
 
 
 def test_what_some_row_lacks_is_left_out_of_a_bank(tmp_path):
+    given = what_it_reads(*METHODS)
     register_method("hint", Method(needs=("teacher/hint",)))
-    rows = make_rows(4).map(lambda row, i: {"hint_prompt": row["prompt"] if i else None}, with_indices=True)
-    bank = collect_bank(make_trainer(tmp_path), rows)
+    rows = given.pop("rows").select(range(4))
+    rows = rows.map(lambda row, i: {"hint_prompt": row["prompt"] if i else None}, with_indices=True)
+    bank = collect_bank(make_trainer(tmp_path, **given), rows)
     assert set(METHODS) - set(bank.runnable_methods()) == {"hint"}
 
 

@@ -1,11 +1,12 @@
 """CROPTrainer end to end on small random models."""
 
 import functools
+from types import SimpleNamespace
 
 import pytest
 import torch
 from peft import LoraConfig
-from tiny import flat_weights, make_model, make_rows, make_tokenizer, make_trainer, metric
+from tiny import flat_weights, make_model, make_rows, make_tokenizer, make_trainer, metric, what_it_reads
 
 from crop_trl import CROPTrainer
 from crop_trl.methods import METHODS
@@ -41,16 +42,17 @@ def same_update(a, b, tolerance=1e-5) -> bool:
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_every_method_trains(tmp_path, method):
-    trainer = train(tmp_path, method=method, max_steps=2)
+    trainer = train(tmp_path, method=method, max_steps=2, **what_it_reads(method))
     assert len(metric(trainer, "loss")) == 2
     assert not torch.equal(flat_weights(trainer.model), flat_weights(make_model(0)))
     kept = metric(trainer, "selection/retention_ratio")[0]
-    assert kept == 1.0 if METHODS[method].score is None else kept < 0.5
+    assert kept < 0.5 if METHODS[method].score else 0.5 < kept <= 1.0 if METHODS[method].keep else kept == 1.0
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_every_method_trains_towards_the_top_k_or_is_refused(tmp_path, method):
     settings = {"method": method, "distillation_loss": "topk", "max_completion_length": 4, "num_generations": 2}
+    settings |= what_it_reads(method)
     if not METHODS[method].has_distribution:
         with pytest.raises(ValueError, match=f"'topk' needs a distribution as target, and method '{method}'"):
             make_trainer(tmp_path, **settings)
@@ -117,6 +119,49 @@ def test_the_step_towards_the_top_k_is_that_of_whole_logits(tmp_path, divergence
             parameter -= 0.1 * parameter.grad
     moved, expected = (flat_weights(model) - flat_weights(make_model(0)) for model in (trainer.model, student))
     assert (moved - expected).norm() < 1e-4 * expected.norm()
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_the_step_of_every_method_is_that_of_whole_logits(tmp_path, method):
+    """The loss over the kept tokens, written out: one step from the logits of student and teacher themselves."""
+    rollouts, rows = [], []
+
+    class Watched(CROPTrainer):
+        def _generate_and_score_completions(self, inputs):
+            output = super()._generate_and_score_completions(inputs)
+            rollouts.append(output["rollout"])
+            rows.extend(inputs)
+            return output
+
+    trainer = train(tmp_path, trainer_class=Watched, method=method, max_grad_norm=0.0, **what_it_reads(method))
+    student, teacher, render = make_model(0), make_model(1, hidden=48), make_tokenizer().apply_chat_template
+    (rollout,), (reader, kind) = rollouts, METHODS[method].target.split("/")
+    selection, total = rollout.selection, 0.0
+    for i, (prompt, response) in enumerate(zip(rollout.prompt_ids, rollout.completion_ids)):
+
+        def logprobs_of(model, prompt, response=response):
+            logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+            return logits.log_softmax(-1).gather(-1, torch.tensor(response)[:, None]).squeeze(-1)
+
+        new = logprobs_of(student, prompt)
+        target = rows[i]["prompt" if kind == "original" else f"{kind}_prompt"]
+        (other,) = render([target], add_generation_prompt=True, return_dict=True)["input_ids"]
+        if METHODS[method].teacher_target is None:
+            expected = logprobs_of(teacher if reader == "teacher" else student, other)
+            torch.testing.assert_close(selection.teacher_logprobs[i, : len(new)], expected.detach(), atol=1e-5, rtol=0)
+        gap = selection.teacher_logprobs[i, : len(new)] - new.detach()
+        added = gap if selection.teacher_advantages is None else selection.teacher_advantages[i, : len(new)]
+        advantage = rollout.base_advantages[i] + added
+        if selection.weights is not None:
+            advantage = advantage * selection.weights[i, : len(new)]
+        total -= ((new - new.detach()).exp() * advantage)[selection.mask[i, : len(new)]].sum()
+    loss = total / selection.mask.sum()
+    loss.backward()
+    assert metric(trainer, "loss")[0] == pytest.approx(loss.item(), rel=1e-4, abs=1e-5)
+    with torch.no_grad():
+        for parameter in student.parameters():
+            parameter -= 0.1 * parameter.grad
+    assert same_update(trainer, SimpleNamespace(model=student), tolerance=1e-4)
 
 
 def test_opposite_masks_give_different_gradients(trained):

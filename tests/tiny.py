@@ -92,6 +92,24 @@ def make_rows(n: int, seed: int = 0, conversational: bool = True) -> Dataset:
     return Dataset.from_list(rows)
 
 
+def what_it_reads(*methods: str) -> dict:
+    """Rows with every prompt that methods read, and a reward where one reads any: arguments of [`make_trainer`]."""
+    from crop_trl import METHODS
+    from crop_trl.prompts import EMPTY, prompt_column, prompt_kinds
+
+    rows, found = make_rows(16), [METHODS[method] for method in methods]
+    for kind in prompt_kinds([need for method in found for need in method.needs]):
+        if kind != EMPTY and prompt_column(kind) not in rows.column_names:
+            texts = [f"{row['prompt'][0]['content']} {sum(map(ord, kind)) % 40}" for row in rows]
+            rows = rows.add_column(prompt_column(kind), [[{"role": "user", "content": text}] for text in texts])
+    return {"rows": rows, **({"reward_funcs": [odd_tokens]} if any(m.needs_rewards for m in found) else {})}
+
+
+def odd_tokens(completion_ids, **kwargs) -> list[float]:
+    """A reward that differs from response to response, positive or not."""
+    return [float(sum(ids) % 7 - 3) for ids in completion_ids]
+
+
 def make_trainer(
     output_dir,
     student=None,

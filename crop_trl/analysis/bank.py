@@ -64,6 +64,10 @@ class RolloutBank:
             if set(method.needs) <= set(self.signals) and (self.rewards or not method.needs_rewards)
         ]
 
+    def choosing_methods(self) -> list[str]:
+        """Those of them that keep some tokens and not others, and `opd` for all that keep every token."""
+        return [name for name in self.runnable_methods() if name == "opd" or get_method(name).chooses]
+
     @property
     def gap(self) -> torch.Tensor:
         """Student-teacher gap `log S - log T` of the sampled tokens (nats), `[B, T]`."""

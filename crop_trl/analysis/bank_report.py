@@ -36,11 +36,11 @@ def method_row(bank: RolloutBank, name: str, settings, threshold: float, numeric
 
 def bank_report(bank: RolloutBank, settings, threshold: float, tokenizer=None) -> str:
     """Budgets, scores, catches and overlaps of every method that the bank has signals for."""
-    names, tokens = bank.runnable_methods(), bank.loss_mask.sum()
+    names, tokens = bank.choosing_methods(), bank.loss_mask.sum()
     numeric = None if tokenizer is None else numeric_tokens(bank, tokenizer)
     columns = ["method", "kept", "gaps caught", "digits, operators", "score mean", "median", "max"]
     rows = [method_row(bank, name, settings, threshold, numeric) for name in names]
-    selectors = [name for name in names if get_method(name).score]
+    selectors = [name for name in names if get_method(name).chooses]
     overlap = kept_overlap(bank, selectors, settings).tolist()
     shares = [[name, *(f"{value:.2f}" for value in line)] for name, line in zip(selectors, overlap)]
     large = (bank.loss_mask & (bank.gap > threshold)).sum()

@@ -123,12 +123,14 @@ class _Sums:
             return np.stack([hits / (self.kept @ weights), hits / positive, np.broadcast_to(average, hits.shape)])
 
 
-def _sums(scores: torch.Tensor | None, labelled: LabelledResponses, settings, budgets: Sequence[float]) -> _Sums:
+def _sums(
+    scores: torch.Tensor | None, kept: torch.Tensor, labelled: LabelledResponses, settings, budgets: Sequence[float]
+) -> _Sums:
     has_label = labelled.tokens & (labelled.labels >= NEGATIVE)
     positive = labelled.tokens & (labelled.labels == POSITIVE)
     if scores is None:
-        # A method that keeps every token ranks none.
-        masks, scores = [has_label] * len(budgets), torch.zeros(has_label.shape)
+        # A method that has no budget ranks no token above another that it keeps.
+        masks, scores = [has_label & kept] * len(budgets), kept.float()
     else:
         masks = [select_top_b(scores, has_label, budget, settings.min_tokens) for budget in budgets]
     # What is not finite is never kept, and so comes last.
@@ -163,16 +165,17 @@ def bench(
     seed: int = 0,
 ) -> list[dict[str, Any]]:
     """
-    A row for every method that the bank has signals for, number of counterfactuals (`None`: not read), budget, and
-    group of responses (all, right, wrong): each measure with a 95 % bootstrap interval over problems.
+    A row for every method that chooses and that the bank has signals for, number of counterfactuals (`None`: not read),
+    budget, and group of responses (all, right, wrong): each measure with a 95 % bootstrap interval over problems.
     """
     found: list[tuple[str, int | None, _Sums]] = []
-    for name in bank.runnable_methods():
+    for name in bank.choosing_methods():
         for count in counterfactuals if reads_counterfactuals(name) else [None]:
             seen = bank if count is None else first_counterfactuals(bank, count)
-            scores = seen.select(name, settings).scores
-            found.append((name, count, _sums(scores, labelled, settings, budgets)))
-    found.append((CEILING, None, _sums((labelled.labels == POSITIVE).float(), labelled, settings, budgets)))
+            selection = seen.select(name, settings)
+            found.append((name, count, _sums(selection.scores, selection.mask, labelled, settings, budgets)))
+    right = labelled.labels == POSITIVE
+    found.append((CEILING, None, _sums(right.float(), right, labelled, settings, budgets)))
     numbers = np.unique(labelled.problems, return_inverse=True)[1]
     number = numbers.max() + 1
     drawn = np.random.default_rng(seed).multinomial(number, np.full(number, 1 / number), _RESAMPLES)

@@ -73,7 +73,8 @@ def select_top_b(scores: torch.Tensor, loss_mask: torch.Tensor, ratio: float, mi
     return torch.where((n_candidates > 0).unsqueeze(-1), kept & candidates, allowed)
 
 
-def _quantile(ordered: torch.Tensor, q: float) -> torch.Tensor:
+def quantile(ordered: torch.Tensor, q: float) -> torch.Tensor:
+    """The q-quantile of sorted values, with linear interpolation."""
     # torch.quantile refuses more than 16 M values; on sorted values the linear interpolation is two look-ups.
     position = q * (ordered.numel() - 1)
     lower = int(position)
@@ -115,6 +116,6 @@ def quantile_normalize(
         # Nothing finite anywhere, so nothing to scale by: missing values stay missing.
         return torch.where(valid, torch.full_like(x, float("nan")), torch.zeros_like(x))
     ordered = values.sort().values
-    q_low, q_high = _quantile(ordered, low), _quantile(ordered, high)
+    q_low, q_high = quantile(ordered, low), quantile(ordered, high)
     scaled = ((x - q_low) / (q_high - q_low + eps)).clamp(0.0, 1.0)
     return torch.where(valid, scaled, torch.zeros_like(scaled))

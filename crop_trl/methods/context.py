@@ -137,6 +137,7 @@ class SelectionContext:
         rewards (`dict[str, torch.Tensor]`): Rewards `[B]` by the name of their function, as it returned them: without
             weights, NaN for `None`. Empty without a reward function.
         advantages (`torch.Tensor` of shape `[B]`): What GRPO makes of the weighted rewards (A_base); zeros without.
+        kept (`torch.BoolTensor` of shape `[B, T]`): What is kept; `None` as long as `score` and `keep` are asked.
     """
 
     loss_mask: torch.Tensor
@@ -148,6 +149,7 @@ class SelectionContext:
     method_settings: Mapping[str, Any] = field(default_factory=dict)
     rewards: Mapping[str, torch.Tensor] = field(default_factory=dict)
     advantages: torch.Tensor | None = None
+    kept: torch.Tensor | None = None
 
     @property
     def positions(self) -> torch.Tensor:
@@ -158,6 +160,11 @@ class SelectionContext:
     def lengths(self) -> torch.Tensor:
         """Tokens of each response up to the last that may be kept, `[B]`."""
         return torch.where(self.loss_mask, self.positions + 1, 0).max(-1).values
+
+    def pooled(self, values: torch.Tensor, where: torch.Tensor | None = None) -> torch.Tensor:
+        """Those of `[B, T]` values that stand in `where`, by default in `loss_mask`, of all processes: 1-D."""
+        values = values[self.loss_mask if where is None else where]
+        return values if self.gather is None else self.gather(values)
 
 
 TokenFunction = Callable[[Signals, SelectionContext], torch.Tensor]

@@ -100,6 +100,25 @@ def topk_overlap_mass(teacher, student) -> torch.Tensor:
     return (teacher_probs * shared).sum(-1)
 
 
+def topk_overlap(p, q) -> torch.Tensor:
+    """Share of the K ids of `p` that `q` returned too. Shape `[B, T]`."""
+    _, shared = _mass_at(p.token_ids, q.token_ids, _working(q.logprobs))
+    return shared.to(_working(p.logprobs).dtype).mean(-1)
+
+
+def shared_kl(p, q) -> torch.Tensor:
+    """KL(p || q) on the ids that both returned and one category for all others: `[B, T]`, in nats."""
+    q_probs, shared = _mass_at(p.token_ids, q.token_ids, _working(q.logprobs).exp())
+    p_probs = _working(p.logprobs).exp() * shared
+    p_rest, q_rest = (1.0 - x.sum(-1) for x in (p_probs, q_probs))
+    rounding = torch.finfo(q_probs.dtype)
+
+    def term(p, q, least):
+        return torch.special.xlogy(p, p / q.clamp(min=least))
+
+    return term(p_probs, q_probs, rounding.tiny).sum(-1) + term(p_rest.clamp(min=0.0), q_rest, rounding.eps)
+
+
 def _forward(p, log_p, q, log_q):
     return p * (log_p - log_q)
 

@@ -29,38 +29,57 @@ class Method:
         teacher_target (`Callable`, *optional*):
             `(signals, ctx) -> [B, T]`; replaces the teacher's log-probabilities of the sampled tokens in the loss, so
             that the top-K loss refuses the method.
+        advantage (`Callable`, *optional*):
+            `(signals, ctx) -> [B, T]`; replaces what the teacher adds to a token's advantage, `log T - log S_old`, and
+            is multiplied by `lambda_opd` like that. The top-K loss refuses the method. The target is for logs then.
+        keep (`Callable`, *optional*):
+            `(signals, ctx) -> [B, T]` of booleans; the tokens that are kept, without a budget. With a `score` too,
+            those that it ranks.
         target (`str`):
             The signal whose log-probabilities are the target in the loss, such as `"teacher/hint"` for a teacher that
             reads a prompt with a hint.
         settings (`dict`): The method's own settings with their defaults; the functions find them in
             `ctx.method_settings`, and `method_settings` in `CROPConfig` changes them.
         needs_rewards (`bool`): Whether it reads `ctx.rewards` or `ctx.advantages`, and so has no use without a reward.
+        needs_advantages (`bool`): Whether it trains by `ctx.advantages` alone, so that a reward needs a weight too.
     """
 
     needs: tuple[str, ...] = ()
     score: TokenFunction | None = None
     weight: TokenFunction | None = None
     teacher_target: TokenFunction | None = None
+    advantage: TokenFunction | None = None
+    keep: TokenFunction | None = None
     target: str = "teacher/original"
     settings: Mapping[str, Any] = field(default_factory=dict)
     needs_rewards: bool = False
+    needs_advantages: bool = False
 
     def __post_init__(self):
         if isinstance(self.needs, str):
             raise ValueError(f"`needs` must be a tuple of signal names, got the string {self.needs!r}.")
-        if self.target == "student/original":
+        if self.target == "student/original" and self.advantage is None:
             raise ValueError("`target` 'student/original' would teach the student what it does; name another signal.")
+        if self.teacher_target is not None and self.advantage is not None:
+            raise ValueError("`teacher_target` and `advantage` replace the same term of the loss; give one of them.")
         object.__setattr__(self, "needs", tuple(dict.fromkeys((self.target, *self.needs))))
         for need in self.needs:
             split_signal(need)
-        for name in ("score", "weight", "teacher_target"):
+        object.__setattr__(self, "needs_rewards", self.needs_rewards or self.needs_advantages)
+        for name in ("score", "weight", "teacher_target", "advantage", "keep"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
                 raise ValueError(f"`{name}` must be a function of (signals, ctx), got {getattr(self, name)!r}.")
 
     @property
     def has_distribution(self) -> bool:
         """Whether the target is a prediction of the teacher, and not a number for the sampled token alone."""
-        return self.teacher_target is None and split_signal(self.target)[1] != NEGATIVE
+        own = self.teacher_target or self.advantage
+        return own is None and split_signal(self.target)[1] != NEGATIVE
+
+    @property
+    def chooses(self) -> bool:
+        """Whether some tokens are kept and others not."""
+        return self.score is not None or self.keep is not None
 
 
 @dataclass
@@ -73,6 +92,8 @@ class Selection:
         scores (`torch.Tensor` of shape `[B, T]`, *optional*): What ranked them.
         weights (`torch.Tensor` of shape `[B, T]`, *optional*): Factors of the advantages.
         teacher_logprobs (`torch.Tensor` of shape `[B, T]`): Training target of the sampled tokens.
+        teacher_advantages (`torch.Tensor` of shape `[B, T]`, *optional*):
+            What the teacher adds to the advantages, where it is not `log T - log S_old`.
         measures (`dict[str, torch.Tensor]`): Named `[B, T]` quantities computed on the way.
     """
 
@@ -81,6 +102,7 @@ class Selection:
     weights: torch.Tensor | None
     teacher_logprobs: torch.Tensor
     measures: dict[str, torch.Tensor] = field(default_factory=dict)
+    teacher_advantages: torch.Tensor | None = None
 
 
 TEACHER_TRIPLET = ("teacher/original", "teacher/paraphrase", "teacher/counterfactual")
@@ -91,16 +113,76 @@ METHODS: dict[str, Method] = {
     "opd": Method(),
     "iw-opd": Method(needs=("student/original",), weight=scores.importance_weight),
     "credit": Method(needs=("teacher/negative",), teacher_target=scores.contrastive_target),
+    "vopd": Method(needs=("student/original",), advantage=scores.centred_gap),
+    "poweropd": Method(needs=("student/original",), advantage=scores.power_gap, settings={"alpha": 5.0}),
+    "top-d": Method(needs=("student/original",), advantage=scores.mixture_gap, settings={"alpha": 0.1}),
+    "prune-opd": Method(
+        needs=("student/original",),
+        weight=scores.overlap_weight,
+        settings={"overlap": 0.7, "drop": 0.01, "base": 0.5},
+    ),
+    # Some tokens, without a budget.
+    "esr": Method(keep=scores.first_tokens, settings={"tokens": 100}),
+    "fire-opd": Method(
+        needs=("student/original",),
+        keep=scores.likely_responses,
+        weight=scores.confidence_weight,
+        settings={"dropped": 0.2, "alpha": 1.0, "beta": 1.0},
+    ),
     # Optimization need.
     "entropy": Method(needs=("student/original",), score=scores.entropy_score),
     "tip": Method(needs=("student/original",), score=scores.tip_score),
     "ta-opd": Method(needs=("student/original",), score=scores.ta_opd_score),
+    "opsa": Method(
+        target="student/original",
+        score=scores.least_likely_score,
+        advantage=scores.uncertainty_penalty,
+        settings={"least": -0.5, "most": -1.0},
+    ),
     # Task relevance.
     "crop": Method(needs=TEACHER_TRIPLET, score=scores.crop_score),
     "crop-max": Method(needs=TEACHER_TRIPLET, score=scores.crop_max_score),
     "crop-student": Method(needs=STUDENT_TRIPLET, score=scores.crop_student_score),
+    "crop-soft": Method(needs=TEACHER_TRIPLET, weight=scores.crop_weight, settings={"floor": 0.5}),
     "crop-ent": Method(needs=(*TEACHER_TRIPLET, "student/original"), score=scores.crop_entropy_score),
     "credit-budgeted": Method(needs=("teacher/negative",), score=scores.contrast_score),
+    # The teacher reads more than the student.
+    "opsd": Method(target="teacher/privileged"),
+    "pw-opsd": Method(
+        target="teacher/privileged",
+        weight=scores.late_weight,
+        settings={"floor": 0.25, "middle": 0.3, "width": 0.1},
+    ),
+    "cal-opd": Method(
+        needs=("teacher/original", "teacher/praised", "teacher/blamed", "student/original"),
+        advantage=scores.calibrated_gap,
+        settings={"lambda": 5.0},
+    ),
+    # Rewards.
+    "opdvr": Method(needs=("student/original",), advantage=scores.verified_gap, needs_rewards=True),
+    "rlsd": Method(
+        needs=("student/original",),
+        target="teacher/privileged",
+        advantage=scores.privileged_credit,
+        settings={"lambda": 0.5, "epsilon": 0.2, "decay_steps": 60},
+        needs_advantages=True,
+    ),
+    "cepo": Method(
+        needs=("teacher/wrong",),
+        target="teacher/right",
+        advantage=scores.contrastive_credit,
+        settings={"lambda": 0.5, "epsilon": 0.5, "decay_steps": 25},
+        needs_advantages=True,
+    ),
+    "rlcsd": Method(
+        needs=("teacher/wrong",),
+        target="teacher/right",
+        advantage=scores.modulated_credit,
+        weight=scores.modulated_weight,
+        keep=scores.is_rewarded,
+        settings={"lambda": 0.5, "tau": 1.3, "delta": 0.02, "eta": 0.5},
+        needs_advantages=True,
+    ),
     # Controls.
     "cf-opd": Method(needs=("teacher/counterfactual",), score=scores.semantic_divergence),
     "pc-opd": Method(needs=("teacher/paraphrase",), score=scores.negative_surface_divergence),
@@ -224,19 +306,23 @@ def select(
         advantages=advantages.clone(),
     )
     plain_target = signals[method.target].sampled_logprobs.clone()
-    functions = {"score": method.score, "weight": method.weight, "teacher_target": method.teacher_target}
-    score, weights, target = (
-        _per_token(function(signals, ctx), what, name, mask) if function else None
-        for what, function in functions.items()
-    )
+
+    def computed(what: str) -> torch.Tensor | None:
+        function = getattr(method, what)
+        return _per_token(function(signals, ctx), what, name, mask) if function else None
+
+    keep, score = computed("keep"), computed("score")
+    kept = mask if keep is None else mask & keep.bool()
     if score is not None:
-        _check_ranked(score, plain_target, mask, name, gather)
+        _check_ranked(score, plain_target, kept, name, gather)
+        kept = select_top_b(score, kept, settings.retention_ratio, settings.min_tokens)
+    ctx.kept = kept.clone()
+    weights, target, teacher_advantages = map(computed, ("weight", "teacher_target", "advantage"))
     return Selection(
-        mask=mask.clone()
-        if score is None
-        else select_top_b(score, mask, settings.retention_ratio, settings.min_tokens),
+        mask=kept.clone(),
         scores=score,
         weights=weights,
         teacher_logprobs=plain_target if target is None else target,
         measures=ctx.measures,
+        teacher_advantages=teacher_advantages,
     )

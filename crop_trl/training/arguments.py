@@ -78,6 +78,11 @@ def check_readers(teachers: Mapping[str, tuple[Any, CROPConfig]], args: CROPConf
     """Raise `ValueError` for a method that reads with a teacher there is not, or learns from nothing but itself."""
     rewarded = bool(reward_funcs) and (args.reward_weights is None or any(args.reward_weights))
     method = get_method(args.method)
+    if method.needs_advantages and reward_funcs and not rewarded and args.train:
+        raise ValueError(
+            f"Method {args.method!r} trains by the advantages that rewards give, and no reward has a weight "
+            f"(`reward_weights` {args.reward_weights}); give one, such as `--reward_weights 1`."
+        )
     for need in method.needs:
         reader, _ = split_signal(need)
         if reader not in (STUDENT, TEACHER, *teachers):

@@ -105,11 +105,11 @@ def method_card(args: CROPConfig, settings: Mapping[str, Any] | None = None) -> 
     budget = f"{args.retention_ratio:g} of each response, at least {args.min_tokens}"
     card = {
         "Method": args.method,
-        "Kept tokens": budget if method.score else "all",
-        "Ranked by": what(method.score) if method.score else "nothing: every token is kept",
+        "Kept tokens": "; ".join(filter(None, (method.keep and what(method.keep), method.score and budget))) or "all",
+        "Ranked by": what(method.score) if method.score else "nothing",
         "Weighted by": what(method.weight) if method.weight else "nothing",
-        "Teacher's target": what(method.teacher_target)
-        if method.teacher_target
+        "Teacher's target": what(method.teacher_target or method.advantage)
+        if method.teacher_target or method.advantage
         else f"{_READ[args.distillation_loss].format(args)}, {method.target}",
         "Signals": ", ".join(method.needs),
         "Vocabulary entries scored (K)": str(args.score_top_k),

@@ -26,11 +26,13 @@ def opd_terms(
     epsilon_high: float = 0.28,
     delta: float | None = None,
     divergence: torch.Tensor | None = None,
+    teacher_advantages: torch.Tensor | None = None,
 ) -> LossTerms:
     """
     Terms of the loss for each token (equation "crop-loss"): `max(-r A, -clip(r, 1 - epsilon_low, 1 + epsilon_high) A)`
-    with `r = exp(log S - log S_old)` and `A = w * (A_base - lambda_opd * (log S_old - log T))`. `delta` bounds the
-    first r, which nothing else does where A is negative (GRPO's two-sided clipping).
+    with `r = exp(log S - log S_old)` and `A = w * (A_base + lambda_opd * (log T - log S_old))`. `delta` bounds the
+    first r, which nothing else does where A is negative (GRPO's two-sided clipping). `teacher_advantages` take the
+    place of `log T - log S_old`.
 
     With `divergence`, of the student's whole distribution from the teacher's, this takes the place of the teacher's
     part of the advantage: `A = w * A_base`, and `w * lambda_opd * divergence` is added, without ratio or clip.
@@ -39,8 +41,9 @@ def opd_terms(
     flows through `logprobs` and `divergence` alone.
     """
     weights = torch.ones_like(logprobs) if weights is None else weights.detach()
-    gap = 0.0 if divergence is not None else old_logprobs.detach() - teacher_logprobs.detach()
-    advantages = weights * (base_advantages.detach() - lambda_opd * gap)
+    added = teacher_logprobs - old_logprobs if teacher_advantages is None else teacher_advantages
+    added = 0.0 if divergence is not None else added.detach()
+    advantages = weights * (base_advantages.detach() + lambda_opd * added)
     ratio = torch.exp(logprobs - old_logprobs.detach())
     clipped = ratio.clamp(1.0 - epsilon_low, 1.0 + epsilon_high)
     bounded = ratio if delta is None else ratio.clamp(max=delta)
@@ -62,6 +65,7 @@ def sampled_opd_loss(
     epsilon_low: float = 0.2,
     epsilon_high: float = 0.28,
     num_items: int | torch.Tensor | None = None,
+    teacher_advantages: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """
     PPO-clipped sampled-token distillation loss, a mean over the kept tokens.
@@ -83,6 +87,8 @@ def sampled_opd_loss(
             Strength of the teacher's correction and the two clipping radii of the probability ratio.
         num_items (`int` or `torch.Tensor`, *optional*):
             Denominator; by default the number of tokens in `loss_mask`. Never below 1.
+        teacher_advantages (`torch.Tensor` of shape `[B, T]`, *optional*):
+            What the teacher adds to the advantages before `lambda_opd`; by default `log T - log S_old`.
 
     Returns:
         Scalar `torch.Tensor`.
@@ -99,6 +105,7 @@ def sampled_opd_loss(
         lambda_opd=lambda_opd,
         epsilon_low=epsilon_low,
         epsilon_high=epsilon_high,
+        teacher_advantages=None if teacher_advantages is None else teacher_advantages[mask],
     )
     return terms.loss.sum() / token_count(terms.loss, num_items)
 

@@ -38,6 +38,7 @@ class MicroBatch:
     base_advantages: torch.Tensor
     old_logprobs: torch.Tensor | None
     weights: torch.Tensor | None
+    teacher_advantages: torch.Tensor | None
     engine_logprobs: torch.Tensor | None
     target: TopKLogprobs | None
     num_items: torch.Tensor | None = None  # kept tokens of the optimizer step on all processes
@@ -69,6 +70,7 @@ def make_micro_batch(
         base_advantages=rollout.base_advantages[batch.rows],
         old_logprobs=kept(rollout.old_logprobs),
         weights=kept(rollout.selection.weights),
+        teacher_advantages=kept(rollout.selection.teacher_advantages),
         engine_logprobs=kept(rollout.engine_logprobs),
         target=None if rollout.target is None else rollout.target.rows((batch.rows, batch.columns)),
         num_items=num_items,

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny import make_model, make_rows, make_trainer
+from tiny import make_model, make_rows, make_trainer, what_it_reads
 
 from crop_trl.methods import METHODS, SelectionSettings, select
 from crop_trl.prompts import draw_negatives, prompt_kinds, prompt_variants
@@ -29,6 +29,21 @@ PASSES = {
     "first": (1, 0),
     "last": (1, 0),
     "least-likely": (1, 1),
+    "vopd": (1, 1),
+    "poweropd": (1, 1),
+    "top-d": (1, 1),
+    "prune-opd": (1, 1),
+    "esr": (1, 0),
+    "fire-opd": (1, 1),
+    "opsa": (0, 1),
+    "crop-soft": (3, 0),
+    "opsd": (1, 0),
+    "pw-opsd": (1, 0),
+    "cal-opd": (3, 1),
+    "opdvr": (1, 1),
+    "rlsd": (1, 1),
+    "cepo": (2, 0),
+    "rlcsd": (2, 0),
 }
 
 
@@ -42,7 +57,7 @@ class Counting(LocalScorer):
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_a_method_pays_for_the_passes_it_names(tmp_path, method):
-    trainer = make_trainer(tmp_path, method=method, preflight=False)
+    trainer = make_trainer(tmp_path, method=method, preflight=False, **what_it_reads(method))
     for scorer in trainer.scorers.values():
         scorer.__class__ = Counting
     trainer.train()

@@ -19,10 +19,10 @@ from safetensors.torch import save_file
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 from launching import EverythingSplit, accelerator_settings, local_share, whole_weights
-from tiny import make_model, make_rows, make_trainer, metric
+from tiny import make_model, make_rows, make_trainer, metric, what_it_reads
 from trl.distributed import DistributedBackend
 
-from crop_trl import CROPTrainer, Method, register_method
+from crop_trl import METHODS, CROPTrainer, Method, register_method
 
 MAX_LENGTH = 12
 
@@ -94,8 +94,9 @@ def run(case: str, args) -> dict[str, torch.Tensor]:
         eval_dataset=make_rows(5, seed=9),
         per_device_eval_batch_size=args.per_device,
         eval_on_start=True,
+        rows=what_it_reads(method)["rows"],
         reward_funcs=[response_lengths],
-        reward_weights=[0.0],
+        reward_weights=[float(METHODS[method].needs_advantages)],
         gradient_accumulation_steps=args.accumulation,
         # A few sequences a forward, so that processes need different numbers of them.
         score_tokens_per_batch=40,

@@ -24,7 +24,9 @@ def overflowing_teacher():
 def test_a_teacher_that_is_not_finite_stops_before_the_update(tmp_path, method):
     trainer = make_trainer(tmp_path, method=method, teacher=overflowing_teacher(), preflight=False)
     before = flat_weights(trainer.model)
-    with pytest.raises(ValueError, match="log-probability or weight that is not finite; load the teacher in bfloat16"):
+    with pytest.raises(
+        ValueError, match="log-probability, weight or advantage that is not finite; load the teacher in bfloat16"
+    ):
         trainer.train()
     assert torch.equal(before, flat_weights(trainer.model))
 

@@ -195,7 +195,7 @@ def test_metrics_that_name_a_group_keep_it():
 def test_every_method_has_a_card(tmp_path, method):
     card = method_card(CROPConfig(str(tmp_path), method=method, use_cpu=True, bf16=False), {"dataset": "d", "x": None})
     assert card["Method"] == method and card["Dataset"] == "d" and "X" not in card
-    assert (card["Kept tokens"] == "all") == (METHODS[method].score is None)
+    assert (card["Kept tokens"] == "all") == (not METHODS[method].chooses)
     assert all(card.values())
 
 

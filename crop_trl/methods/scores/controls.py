@@ -1,4 +1,4 @@
-"""Scores that know nothing of teacher or problem."""
+"""Scores that know nothing of the teacher."""
 
 import numpy as np
 import torch
@@ -11,16 +11,6 @@ def random_score(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
     width = ctx.loss_mask.size(1)
     draws = [np.random.default_rng([ctx.settings.seed + ctx.step, row]).random(width) for row in ctx.rows.tolist()]
     return torch.from_numpy(np.stack(draws)).to(ctx.loss_mask.device) if draws else ctx.loss_mask.double()
-
-
-def first_score(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
-    """The beginning of each response."""
-    return -ctx.loss_mask.cumsum(-1).float()
-
-
-def last_score(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
-    """The end of each response."""
-    return ctx.loss_mask.cumsum(-1).float()
 
 
 def least_likely_score(signals: Signals, ctx: SelectionContext) -> torch.Tensor:

@@ -2,9 +2,9 @@
 
 import torch
 
-from ..budget import quantile_normalize
+from ..budget import quantile, quantile_normalize
 from ..context import SelectionContext, Signals
-from ..divergence import topk_entropy, topk_forward_kl, topk_overlap_mass
+from ..divergence import topk_entropy, topk_forward_kl, topk_overlap, topk_overlap_mass
 from .relevance import crop_score
 
 _IW_EPS = 1e-8
@@ -58,3 +58,54 @@ def importance_weight(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
     weight = 1.0 + (ctx.settings.iw_max_weight - 1.0) * (1.0 - passed)
     ctx.measures["importance_weight"] = weight
     return weight
+
+
+def overlap_weight(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
+    """
+    Weights that fall along a response: by `drop` for each token so far at which student and teacher share less than
+    `overlap` of their K likeliest ids, from `base` + 1 down to `base`.
+
+    Prune-OPD (arXiv 2605.07804), `prune_opd.py` in the authors' commit, as a fork has it; settings of their scripts.
+    Their advantage is one of the K entries, here it is that of the sampled token. What the method does to the length of
+    responses is left out.
+    """
+    own = ctx.method_settings
+    overlap = topk_overlap(signals["student/original"], signals["teacher/original"])
+    ctx.measures["overlap"] = overlap
+    apart = ((overlap < own["overlap"]) & ctx.loss_mask).cumsum(-1)
+    return (1.0 - own["drop"] * apart).clamp(min=0.0) + own["base"]
+
+
+def likely_responses(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
+    """
+    All responses but the share `dropped` that the teacher finds least likely, by the mean over their tokens.
+
+    FiRe-OPD (arXiv 2606.02684), `dp_actor.py` of YuYingLi0/FiRe-OPD. There the quantile is that of a micro-batch on one
+    process; here of the batch of all processes.
+    """
+    teacher = torch.where(ctx.loss_mask, signals["teacher/original"].sampled_logprobs.double(), 0.0)
+    count = ctx.loss_mask.sum(-1, keepdim=True)
+    mean = teacher.sum(-1, keepdim=True) / count.clamp(min=1)
+    means = ctx.pooled(mean, count > 0)
+    if not means.numel():
+        return ctx.loss_mask
+    return (mean >= quantile(means.sort().values, ctx.method_settings["dropped"])).expand_as(ctx.loss_mask)
+
+
+def confidence_weight(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
+    """
+    Weights by how sure the teacher is and how unsure the student: `(1 + alpha (1 - H_T / max H_T)) (1 + beta H_S / max
+    H_S)`, with a mean of 1 over the batch.
+
+    FiRe-OPD (arXiv 2606.02684), `dp_actor.py` of YuYingLi0/FiRe-OPD. Maxima and mean are over the batch of all
+    processes, there over a micro-batch; entropies are of K entries and not of the vocabulary.
+    """
+    own, shares = ctx.method_settings, []
+    for reader in ("teacher", "student"):
+        entropy = topk_entropy(signals[f"{reader}/original"])
+        ctx.measures[f"{reader}_entropy"] = entropy
+        pooled = ctx.pooled(entropy)
+        shares.append((entropy / pooled.max().clamp(min=1e-6)).clamp(0.0, 1.0) if pooled.numel() else entropy)
+    teacher, student = shares
+    weight = (1.0 + own["alpha"] * (1.0 - teacher)) * (1.0 + own["beta"] * student)
+    return weight / ctx.pooled(weight).mean()

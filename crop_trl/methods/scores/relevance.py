@@ -2,8 +2,16 @@
 
 import torch
 
-from ..context import SelectionContext, Signals
+from ..budget import quantile_normalize
+from ..context import SelectionContext, Signals, TopKLogprobs
 from ..divergence import topk_jsd
+
+
+def has_variant(variant: TopKLogprobs) -> torch.Tensor:
+    """Which rows were read after a prompt of which others have more, `[B, 1]`."""
+    if variant.mask is None:
+        return torch.ones_like(variant.logprobs[:, :1, 0], dtype=torch.bool)
+    return variant.mask.any(-1, keepdim=True)
 
 
 def _divergences(signals: Signals, scorer: str, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -12,11 +20,8 @@ def _divergences(signals: Signals, scorer: str, kind: str) -> tuple[torch.Tensor
     values, present = [], []
     for variant in signals.variants(f"{scorer}/{kind}"):
         value = topk_jsd(original, variant)
-        has_row = torch.ones_like(value[:, :1], dtype=torch.bool)
-        if variant.mask is not None:
-            has_row = variant.mask.any(-1, keepdim=True)
         values.append(value)
-        present.append(has_row)
+        present.append(has_variant(variant))
     return torch.stack(values), torch.stack(present)
 
 
@@ -68,6 +73,22 @@ def reversed_crop_score(signals: Signals, ctx: SelectionContext) -> torch.Tensor
 def negative_surface_divergence(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
     """The paraphrase term alone: the most stable tokens first."""
     return -surface_divergence(signals, ctx)
+
+
+def crop_weight(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
+    """
+    Soft weights by the CROP margin: `floor` for every token, and the rest of the weight in proportion to what lies
+    above 0 of its margin.
+
+    Ours. The margins are scaled to [0, 1] by their quantiles over the batch, and the weights have a mean of 1 there, so
+    that the size of a step is that of training on every token.
+    """
+    floor = ctx.method_settings["floor"]
+    margin = quantile_normalize(crop_score(signals, ctx).clamp(min=0.0), ctx.loss_mask, gather=ctx.gather)
+    mean = ctx.pooled(margin).mean()
+    weight = floor + (1.0 - floor) * torch.where(mean == 0, torch.ones_like(margin), margin / mean)
+    ctx.measures["relevance_weight"] = weight
+    return weight
 
 
 def _contrast(signals: Signals, ctx: SelectionContext, own_lambda: float) -> torch.Tensor:
