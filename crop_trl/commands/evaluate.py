@@ -58,18 +58,16 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     drawing.add_argument(
         "--thinking",
         action=argparse.BooleanOptionalAction,
-        help="whether the chat template is told to think (enable_thinking), in place of the setting's; without either "
-        "as the model was trained, else as its template has it",
+        help="the chat template's enable_thinking; by default the setting's, else that of the model's training, else "
+        "the template's own",
     )
     drawing.add_argument(
-        "--chat_template_kwargs",
-        metavar="JSON",
-        help="what else it is told, in place of what it was told in training",
+        "--chat_template_kwargs", metavar="JSON", help="what the chat template takes, over what it took in training"
     )
     drawing.add_argument(
         "--conversational",
         action=argparse.BooleanOptionalAction,
-        help="chat messages or plain text; by default as the model was trained, else messages",
+        help="chat messages or plain text; by default as in the model's training, else messages",
     )
     drawing.add_argument("--temperature", type=float, default=DecodingSettings.temperature)
     drawing.add_argument("--top_p", type=float, default=DecodingSettings.top_p)
