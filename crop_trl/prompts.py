@@ -139,6 +139,13 @@ def prompt_texts(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     return texts
 
 
+def row_for_reading(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What a dataset row says as texts: all its prompts by kind, and its `answer` and `solution` if it has them."""
+    prompts = {kind: [prompt_text(prompt) for prompt in prompt_variants(row, kind)] for kind in row_kinds(row)}
+    said = {name: row[name] for name in ("answer", "solution") if isinstance(row.get(name), str)}
+    return {"prompts": {kind: texts for kind, texts in prompts.items() if texts}, **said}
+
+
 def tokenize_variants(
     rows: Sequence[Mapping[str, Any]], kind: str, tokenize: Callable[[list], list[list[int]]]
 ) -> list[list[list[int]]]:

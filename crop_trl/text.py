@@ -93,12 +93,14 @@ class Redactor:
 # ---------------------------------------------------------------- pages and tables
 
 
+_LOOK = Path(__file__).parent / "templates"
+
+
 def filled(template: Path, **values) -> str:
-    """A page made of a template, its values safe from HTML."""
-    loader = jinja2.FileSystemLoader(template.parent)
-    return (
-        jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True).get_template(template.name).render(values)
-    )
+    """A page made of a template, its values safe from HTML; it may include `look.css` and `theme.html`."""
+    loader = jinja2.FileSystemLoader([template.parent, _LOOK])
+    pages = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
+    return pages.get_template(template.name).render(values)
 
 
 def markdown_table(
@@ -154,6 +156,16 @@ def word_changes(original: str, other: str, ignore_moves: bool = False) -> list[
         if pieces[i].isspace() and "\n" not in pieces[i] and changed[i - 1] and changed[i + 1]:
             changed[i] = True
     return list(zip(pieces, changed, strict=True))
+
+
+def compared(bases: Sequence[str], other: str) -> tuple[int, list[tuple[str, bool]], list[tuple[str, bool]]]:
+    """
+    Which of some texts another one is worded after: against that one only what was changed stands out. Its place, the
+    pieces of the other text and those of this one, and whether each differs.
+    """
+    changes = [word_changes(base, other) for base in bases]
+    nearer = min(range(len(bases)), key=lambda n: sum(len(piece) for piece, changed in changes[n] if changed))
+    return nearer, changes[nearer], word_changes(other, bases[nearer])
 
 
 def joined(pieces: Iterable[tuple[str, bool]]) -> list[tuple[str, bool]]:

@@ -13,11 +13,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..files import replacing
 from ..methods import METHODS, Selection, SelectionSettings, Signals, get_method, select
-from ..prompts import NEGATIVE, ORIGINAL, TEACHER, prompt_variants, split_signal
+from ..prompts import NEGATIVE, ORIGINAL, TEACHER, prompt_variants, row_for_reading, split_signal
 from ..scoring import TopKLogprobs
 from ..training.responses import ScoredResponses
 
 _REWARD = "reward/"  # before a function's name
+_DESCRIBED = ("prompts", "step", "settings", "texts", "rows")
 
 
 @dataclass
@@ -35,6 +36,8 @@ class RolloutBank:
         texts (`dict[str, list[str]]`): Prompts of each kind as the dataset has them, for reading.
         rewards (`dict[str, torch.Tensor]`): By the name of their function, `[B]`, without weights.
         advantages (`torch.Tensor` of shape `[B]`, *optional*): What GRPO made of them; banks of before have none.
+        rows (`list[dict]`): What the dataset says of each response, for reading: all its `prompts` by kind, its
+            `answer` and `solution`; empty in banks of before.
     """
 
     completion_ids: torch.Tensor
@@ -46,6 +49,7 @@ class RolloutBank:
     texts: dict[str, list[str]] = field(default_factory=dict)
     rewards: dict[str, torch.Tensor] = field(default_factory=dict)
     advantages: torch.Tensor | None = None
+    rows: list[dict[str, Any]] = field(default_factory=list)
 
     def select(self, method: str, settings: SelectionSettings | None = None) -> Selection:
         """What a method would train of these responses; the same call that the trainer makes."""
@@ -84,7 +88,7 @@ class RolloutBank:
                 suffix = f"#{m}" if len(parts) > 1 else ""
                 values = {f"{name}{suffix}:{f.name}": getattr(part, f.name) for f in fields(part)}
                 tensors |= {key: value for key, value in values.items() if value is not None}
-        metadata = {name: json.dumps(getattr(self, name)) for name in ("prompts", "step", "settings", "texts")}
+        metadata = {name: json.dumps(getattr(self, name)) for name in _DESCRIBED}
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
             save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, temporary, metadata=metadata)
@@ -119,6 +123,7 @@ class RolloutBank:
             texts=json.loads(metadata.get("texts", "{}")),
             rewards=rewards,
             advantages=advantages,
+            rows=json.loads(metadata.get("rows", "[]")),
         )
 
 
@@ -133,6 +138,7 @@ def bank_of(sampled: ScoredResponses) -> RolloutBank:
         texts=sampled.texts,
         rewards={name: value.cpu() for name, value in sampled.rewards.items()},
         advantages=None if sampled.advantages is None else sampled.advantages.cpu(),
+        rows=[row_for_reading(row) for row in sampled.rows],
     )
 
 

@@ -193,3 +193,23 @@ class Reference:
             over = [found[n] for n in range(place, len(found)) if units.spans[n][0] < end and units.spans[n][1] > start]
             labels[token] = POSITIVE if POSITIVE in over else min(over, default=NEGATIVE)
         return labels
+
+
+# Of right responses, the share that must read like their solutions before a wrong one is compared with its own.
+_ALIKE = 0.9
+
+
+def first_wrong_places(
+    problems: Sequence[str],
+    solutions: Sequence[str | None],
+    pieces: Sequence[Sequence[str]],
+    right: Sequence[bool | None],
+) -> list[int | None]:
+    """The token with which each wrong response leaves its solution; `None` where right ones read unlike theirs too."""
+    found = [
+        Reference.of_solution(problem, solution).first_wrong(part) if solution and verdict is not None else None
+        for problem, solution, part, verdict in zip(problems, solutions, pieces, right)
+    ]
+    alike = [place is None for place, solution, verdict in zip(found, solutions, right) if solution and verdict]
+    known = bool(alike) and np.mean(alike) >= _ALIKE
+    return [place if known and verdict is False else None for place, verdict in zip(found, right)]

@@ -73,21 +73,32 @@ def groups(right: np.ndarray) -> dict[str, np.ndarray]:
     return {"all": np.ones_like(right), "right": right, "wrong": ~right}
 
 
+def record_of_each(
+    prompts: Sequence[str], records: Sequence[Mapping[str, Any]], template: str
+) -> list[Mapping[str, Any]]:
+    """The record that each prompt was made from. Raises `ValueError` for a prompt without one."""
+    named = [(record.get("original_problem") or record.get("problem"), record) for record in records]
+    by_problem = {" ".join(problem.split()): record for problem, record in named if isinstance(problem, str)}
+    found = []
+    for text in prompts:
+        problem = " ".join(unwrap_problem(text, template).split())
+        if problem not in by_problem:
+            raise ValueError(
+                f"There is a response to {problem[:80]!r}, which is no problem of the dataset; give the dataset and "
+                "prompt template that it was sampled from, or sample anew (another `--bank`)."
+            )
+        found.append(by_problem[problem])
+    return found
+
+
 def label_bank(bank: RolloutBank, records: Sequence[Mapping[str, Any]], tokenizer, template: str) -> LabelledResponses:
     """Lay each response beside the solution of its record. Raises `ValueError` for a problem that has none."""
-    by_problem = {" ".join(record["original_problem"].split()): record for record in records}
     references: dict[str, Reference] = {}
     tokens = bank.loss_mask.bool()
     labels = torch.full(tokens.shape, AFTER_ERROR, dtype=torch.int8)
     right, problems, pieces = [], [], []
-    for row, text in enumerate(bank.texts.get("original", bank.prompts)):
-        problem = " ".join(unwrap_problem(text, template).split())
-        record = by_problem.get(problem)
-        if record is None:
-            raise ValueError(
-                f"The bank holds a response to {problem[:80]!r}, which is no problem of the dataset; give the dataset "
-                "and the prompt template that the bank was sampled from, or another `--bank` to sample anew."
-            )
+    for row, record in enumerate(record_of_each(bank.texts.get("original", bank.prompts), records, template)):
+        problem = " ".join(record["original_problem"].split())
         if problem not in references:
             references[problem] = Reference.of(record)
         ids = bank.completion_ids[row, : int((tokens[row] * torch.arange(1, tokens.size(1) + 1)).max())].tolist()

@@ -1,20 +1,26 @@
 """The tokens of many responses in flat arrays: what the analyses share, from a rollout bank or from a run's export."""
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from transformers import AutoTokenizer
 
 from ..methods import SelectionSettings, get_method
 from ..methods.divergence import topk_entropy
-from ..training.export import METADATA_KEY, read_export
+from ..training.export import METADATA_KEY, SAID, read_export
 from .bank import RolloutBank
 
 STUDENT_ENTROPY = "student_entropy"
 _NO_MEASURE = ("token_ids", "loss_mask", "kept", "score")
+
+
+def _rows_of(texts: dict[str, list[str]]) -> list[dict]:
+    """What is known of each response where only the first prompt of a kind is."""
+    return [{"prompts": {kind: [text] for kind, text in zip(texts, each)}} for each in zip(*texts.values())]
 
 
 @dataclass
@@ -29,6 +35,7 @@ class TokenTable:
     measures: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)  # method -> name -> [N]
     entropy: np.ndarray | None = None  # [N]: of the student over its K entries, in [0, 1]
     texts: dict[str, list[str]] = field(default_factory=dict)  # kind of prompt -> R texts, for reading
+    rows: list[dict] = field(default_factory=list)  # what the dataset says of each response, as in a bank
     steps: np.ndarray | None = None  # [R]: global step at which each response was sampled
     settings: dict = field(default_factory=dict)  # what is known of the run
 
@@ -48,6 +55,27 @@ class TokenTable:
     def responses(self) -> np.ndarray:
         """Which response each token belongs to, `[N]`."""
         return np.repeat(np.arange(len(self.lengths)), self.lengths)
+
+    def only(self, chosen: np.ndarray) -> "TokenTable":
+        """Some of the responses; `chosen` is a bool for each, `[R]`."""
+        tokens, places = chosen[self.responses], np.flatnonzero(chosen)
+
+        def cut(values: dict) -> dict:
+            return {name: value[tokens] for name, value in values.items()}
+
+        return replace(
+            self,
+            token_ids=self.token_ids[tokens],
+            lengths=self.lengths[chosen],
+            trainable=self.trainable[tokens],
+            kept=cut(self.kept),
+            scores=cut(self.scores),
+            measures={name: cut(values) for name, values in self.measures.items()},
+            entropy=None if self.entropy is None else self.entropy[tokens],
+            texts={kind: [texts[place] for place in places] for kind, texts in self.texts.items()},
+            rows=[self.rows[place] for place in places] if self.rows else [],
+            steps=None if self.steps is None else self.steps[chosen],
+        )
 
     def require_entropy(self) -> np.ndarray:
         """The student's entropy, `[N]`. Raises `ValueError` when it was not measured."""
@@ -85,6 +113,7 @@ class TokenTable:
                 scores[name] = flat(selection.scores)
             measures[name] = {key: flat(value) for key, value in selection.measures.items()}
         student = bank.signals.get("student/original")
+        texts = bank.texts or {"original": bank.prompts}
         return cls(
             token_ids=flat(bank.completion_ids),
             lengths=lengths,
@@ -93,13 +122,14 @@ class TokenTable:
             scores=scores,
             measures=measures,
             entropy=None if student is None else flat(topk_entropy(student)),
-            texts=bank.texts or {"original": bank.prompts},
+            texts=texts,
+            rows=bank.rows or _rows_of(texts),
             steps=np.full(len(lengths), bank.step),
             settings={**bank.settings, "counterfactuals": bank.signals.most("counterfactual")},
         )
 
     @classmethod
-    def from_run(cls, folder: str | Path, steps: range | None = None) -> "TokenTable":
+    def from_run(cls, folder: str | Path, steps: Sequence[int] | None = None) -> "TokenTable":
         """Read what a run exported (`selection_export_steps`) to its `output_dir`. Raises `ValueError` for nothing."""
         import pyarrow as pa
 
@@ -109,10 +139,11 @@ class TokenTable:
         def flat(name):
             return table.column(name).combine_chunks().flatten().to_numpy(zero_copy_only=False)
 
-        measures, texts = {}, {}
+        measures, texts, said = {}, {}, {}
         for column in table.schema:
             if pa.types.is_string(column.type):
-                texts[column.name] = table.column(column.name).to_pylist()
+                where = said if column.name.startswith(SAID) else texts
+                where[column.name.removeprefix(SAID)] = table.column(column.name).to_pylist()
             elif pa.types.is_list(column.type) and column.name not in _NO_MEASURE:
                 if not table.column(column.name).null_count:
                     measures[column.name] = flat(column.name).astype(np.float32)
@@ -126,6 +157,7 @@ class TokenTable:
             measures={method: measures},
             entropy=measures.get(STUDENT_ENTROPY),
             texts=texts,
+            rows=[{**row, **dict(zip(said, each))} for row, *each in zip(_rows_of(texts), *said.values())],
             steps=table.column("step").to_numpy(),
             settings=settings,
         )
@@ -152,9 +184,9 @@ def read_source(
     return TokenTable.from_bank(RolloutBank.load(path), methods, settings)
 
 
-def load_tokenizer(given: str | None, source: str, table: TokenTable):
+def load_tokenizer(given: str | None, source: str, settings: Mapping[str, Any]):
     """The tokenizer that is asked for, else that of a run's folder, else the one named in the settings."""
-    named = given or table.settings.get("model_name_or_path") or table.settings.get("tokenizer")
+    named = given or settings.get("model_name_or_path") or settings.get("tokenizer")
     if given is None and (Path(source) / "tokenizer_config.json").is_file():
         named = source
     if not named:

@@ -9,6 +9,7 @@ COMMANDS = {
     "evaluate": "sample a model on benchmarks, grade its answers, compare runs",
     "audit": "compare training texts with benchmark problems",
     "replay": "sample one batch, score it every way there is, show what each method keeps",
+    "view": "one page in which to see what every method would train, answer by answer",
     "selectors": "measure which methods find the tokens that depend on their problem, without training",
     "analyze": "draw what methods keep: kinds of tokens, entropy ranks, heat maps, budget curves",
 }

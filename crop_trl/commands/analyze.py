@@ -74,7 +74,7 @@ def analyze(args: argparse.Namespace, output: Path) -> list[str]:
     word_lists = load_word_lists(args.word_lists) if args.word_lists else None
     tables = [read_source(source, args.methods, settings) for source in args.source]
     # Runs of several students may stand side by side, whose ids mean other words.
-    tokenizers = [load_tokenizer(args.tokenizer, *source) for source in zip(args.source, tables)]
+    tokenizers = [load_tokenizer(args.tokenizer, source, t.settings) for source, t in zip(args.source, tables)]
     shares = category_shares(tables, tokenizers, word_lists, progress=True)
     save_json(shares.to_dict(), output / "categories.json")
     save_category_chart(shares, output / "categories.png", args.note)

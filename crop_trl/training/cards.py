@@ -95,22 +95,24 @@ def describe_run(
     return {name: public_name(value) for name, value in {**described, **(settings or {})}.items()}
 
 
+def in_words(function) -> str | None:
+    """What a function of a method computes, by the first paragraph of its docstring; `None` for `None`."""
+    if function is None:
+        return None
+    return " ".join((inspect.getdoc(function) or function.__name__).split("\n\n")[0].split())
+
+
 def method_card(args: CROPConfig, settings: Mapping[str, Any] | None = None) -> dict[str, str]:
     """What a run keeps, in words by heading; `settings` are what else describes it, such as the dataset's name."""
     method = get_method(args.method)
-
-    def what(function):
-        return " ".join((inspect.getdoc(function) or function.__name__).split("\n\n")[0].split())
-
     budget = f"{args.retention_ratio:g} of each response, at least {args.min_tokens}"
     card = {
         "Method": args.method,
-        "Kept tokens": "; ".join(filter(None, (method.keep and what(method.keep), method.score and budget))) or "all",
-        "Ranked by": what(method.score) if method.score else "nothing",
-        "Weighted by": what(method.weight) if method.weight else "nothing",
-        "Teacher's target": what(method.teacher_target or method.advantage)
-        if method.teacher_target or method.advantage
-        else f"{_READ[args.distillation_loss].format(args)}, {method.target}",
+        "Kept tokens": "; ".join(filter(None, (in_words(method.keep), method.score and budget))) or "all",
+        "Ranked by": in_words(method.score) or "nothing",
+        "Weighted by": in_words(method.weight) or "nothing",
+        "Teacher's target": in_words(method.teacher_target or method.advantage)
+        or f"{_READ[args.distillation_loss].format(args)}, {method.target}",
         "Signals": ", ".join(method.needs),
         "Vocabulary entries scored (K)": str(args.score_top_k),
         "Strength of the teacher (lambda)": f"{args.lambda_opd:g}",

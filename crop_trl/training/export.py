@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from ..files import replacing
+from ..prompts import row_for_reading
 from .callbacks import RolloutCallback, RolloutRecord
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 FOLDER = "selection"
 METADATA_KEY = b"crop_trl"
+SAID = "row/"  # before what the dataset says of a response beside its prompts
 _NAME = re.compile(r"step_(\d+)\.process_(\d+)\.parquet")
 # The largest number that half precision holds.
 _LIMIT = 65504.0
@@ -60,9 +62,9 @@ class SelectionExport(RolloutCallback):
 def write_rollout(rollout: RolloutRecord, path: str | Path, settings: dict) -> None:
     """
     Write one batch of rollouts, whole or not at all: the text of each kind of prompt, `step`, `row` (place in the
-    global batch), `advantage` and a `reward/NAME` for each reward function, and lists with one element per response
-    token: `token_ids`, `loss_mask`, `kept`, `score` and every measure (half precision, cut off at +-65504). `settings`
-    go to the file's metadata.
+    global batch), `row/answer` and `row/solution` where rows have them, `advantage` and a `reward/NAME` for each reward
+    function, and lists with one element per response token: `token_ids`, `loss_mask`, `kept`, `score` and every measure
+    (half precision, cut off at +-65504). `settings` go to the file's metadata.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -83,8 +85,11 @@ def write_rollout(rollout: RolloutRecord, path: str | Path, settings: dict) -> N
     rewards = {f"reward/{name}": value for name, value in rollout.rewards.items()}
     if rewards:
         rewards["advantage"] = rollout.advantages
+    rows = [row_for_reading(row) for row in rollout.rows]
+    said = {f"{SAID}{name}": [row.get(name) for row in rows] for name in ("answer", "solution")}
+    texts = {**rollout.texts, **{name: each for name, each in said.items() if any(each)}}
     columns = {
-        **{kind: pa.array(texts, pa.string()) for kind, texts in rollout.texts.items()},
+        **{name: pa.array(each, pa.string()) for name, each in texts.items()},
         "step": pa.array(np.full(len(lengths), rollout.step, dtype=np.int32)),
         "row": pa.array(rollout.first_row + np.arange(len(lengths), dtype=np.int32)),
         **{name: pa.array(value.float().cpu().numpy(), pa.float32()) for name, value in rewards.items()},
@@ -109,7 +114,7 @@ def write_rollout(rollout: RolloutRecord, path: str | Path, settings: dict) -> N
             compression_level=9,
             # Neighbouring numbers share their exponents: the bytes of one significance compress far better together.
             use_byte_stream_split=[f"{name}.list.element" for name in numbers],
-            use_dictionary=[*rollout.texts, "token_ids.list.element"],
+            use_dictionary=[*texts, "token_ids.list.element"],
             store_schema=True,
         )
 
@@ -157,6 +162,11 @@ def read_export(folder: str | Path, steps: Sequence[int] | range | None = None) 
         )
     metadata = tables[-1].schema.metadata
     return pa.concat_tables(tables, promote_options="default").replace_schema_metadata(metadata)
+
+
+def exported_steps(folder: str | Path) -> list[int]:
+    """Steps that a run exported."""
+    return sorted({step for _, step, _ in _files(Path(folder) / FOLDER)})
 
 
 def _files(folder: Path) -> list[tuple[Path, int, int]]:

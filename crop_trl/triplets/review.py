@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError, field_validator
 from tqdm import tqdm
 
 from ..files import write_text
-from ..text import filled, word_changes
+from ..text import compared, filled, word_changes
 from .candidates import PASSED
 from .ledger import Ledger
 from .outputs import OutputDirectory, now, text_hash
@@ -80,17 +80,15 @@ def apply_review(directory: str, verdicts: str | Path) -> str:
 
 def _item(record: Mapping[str, Any]) -> dict[str, Any]:
     original, paraphrase, counterfactual = (record[name] for name in PROBLEM_FIELDS)
-    # A counterfactual is worded after one of the two others; against that one only the changed condition stands out.
-    bases = {"original": original, "paraphrase": paraphrase}
-    changes = {name: word_changes(base, counterfactual) for name, base in bases.items()}
-    nearer = min(bases, key=lambda name: sum(len(piece) for piece, changed in changes[name] if changed))
+    names = ("original", "paraphrase")
+    place, here, gone = compared([original, paraphrase], counterfactual)
+    nearer = names[place]
     texts = {
         "original": [(piece, "") for piece, _ in word_changes(original, original)],
         "paraphrase": [(piece, changed and "reworded") for piece, changed in word_changes(original, paraphrase)],
-        "counterfactual": [(piece, changed and "changed") for piece, changed in changes[nearer]],
+        "counterfactual": [(piece, changed and "changed") for piece, changed in here],
     }
     # What the counterfactual no longer says is marked in the text that it is worded after.
-    gone = word_changes(counterfactual, bases[nearer])
     texts[nearer] = [(p, "changed" if out else mark) for (p, out), (_, mark) in zip(gone, texts[nearer], strict=True)]
     marked = {
         name: [(mark, "".join(piece for piece, _ in group)) for mark, group in groupby(pieces, lambda pair: pair[1])]

@@ -77,6 +77,7 @@ def every_command_works(python: str, program: str, folder: Path, installed: Path
             ["audit", "--train", "train.jsonl", "--benchmark", "own=problems.jsonl", "--output", "audited"],
             ["replay", *small, "--use_cpu", "true", "--bank", "bank.safetensors", "--bank_prompts", "2", *own],
             ["analyze", "bank.safetensors", *own, "--methods", "crop"],
+            ["view", "bank.safetensors", *own, "-o", "page.html"],
             ["evaluate", "--model", "run", "--training_run", "run", "--sampler", "hf", "--samples", "1"]
             + ["--max_tokens", "32", "--benchmark", "held=heldout.jsonl", "--output", "evaluated"],
         ]
@@ -91,7 +92,7 @@ def every_command_works(python: str, program: str, folder: Path, installed: Path
     for made in (
         *("run/heatmap.png", "run/model.safetensors", "run/prompt_template.json", "audited/candidates.html"),
         *("analysis/categories.png", "made/triplets.jsonl", "made/report.md", "evaluated/results.md"),
-        *("studied/runs.parquet", "studied/tiny/method=base,seed=0/result.json"),
+        *("studied/runs.parquet", "studied/tiny/method=base,seed=0/result.json", "page.html"),
     ):
         assert (folder / made).stat().st_size > 0, made
     for card in ("run/README.md", "run/checkpoint-2/README.md"):

@@ -1,0 +1,353 @@
+"""The page in a real browser: it keeps what `select` keeps, and can be chosen, slid, compared, searched and typed."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from analysis.test_heatmap import NASTY, byte_tokenizer
+from tiny import make_tokenizer, make_trainer
+from viewer.pages import made_up_bank, words_tokenizer
+
+from crop_trl.analysis.bank import kept_overlap
+from crop_trl.analysis.category_shares import categorize_table
+from crop_trl.analysis.entropy_ranks import entropy_ranks
+from crop_trl.analysis.selector_bench import LabelledResponses, bench
+from crop_trl.analysis.tokens import TokenTable
+from crop_trl.methods import METHODS, Method, SelectionSettings
+from crop_trl.viewer import page as viewer
+from crop_trl.viewer.page import bank_page, exported_table, run_page
+
+pytestmark = pytest.mark.browser
+SECONDS = 120  # only to end a hang
+
+
+@pytest.fixture(scope="module")
+def browser():
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed (crop-trl[browser])")
+    driver, program = shutil.which("chromedriver"), shutil.which("chromium") or shutil.which("google-chrome")
+    if not driver or not program:
+        pytest.skip("There is no Chromium with its driver; `apt-get install chromium chromium-driver` brings both.")
+    options = webdriver.ChromeOptions()
+    options.binary_location = program
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    with webdriver.Chrome(options=options, service=webdriver.ChromeService(driver)) as started:
+        yield started
+
+
+class Shown:
+    """A page that is open."""
+
+    def __init__(self, browser, path, text: str, part: str = ""):
+        from selenium.webdriver.support.ui import WebDriverWait
+
+        path.write_text(text, encoding="utf-8")
+        self.browser = browser
+        browser.get("about:blank")
+        browser.get_log("performance")
+        browser.get(path.as_uri() + part)
+        ready = "return document.documentElement.dataset.ready"
+        WebDriverWait(browser, SECONDS).until(lambda _: browser.execute_script(ready))
+
+    def run(self, code: str, *arguments):
+        return self.browser.execute_script(f"return {code}", *arguments)
+
+    def find(self, selector: str):
+        return self.browser.find_element("css selector", selector)
+
+    def all(self, selector: str):
+        return self.browser.find_elements("css selector", selector)
+
+    def text(self, selector: str) -> str:
+        return self.run("document.querySelector(arguments[0]).textContent", selector)
+
+    def choose(self, name: str, value: str) -> None:
+        from selenium.webdriver.support.ui import Select
+
+        Select(self.find(f"#{name}")).select_by_value(value)
+
+    def press(self, *keys: str) -> None:
+        from selenium.webdriver import ActionChains
+
+        ActionChains(self.browser).send_keys(*keys).perform()
+
+    def mask(self, name: str) -> np.ndarray:
+        return np.array(self.run("Array.from(kept(arguments[0]))", name), dtype=bool)
+
+    def complaints(self) -> list:
+        """Errors of the script, and requests for anything but the page."""
+        import json
+
+        asked = [json.loads(entry["message"])["message"] for entry in self.browser.get_log("performance")]
+        urls = [m["params"]["request"]["url"] for m in asked if m["method"] == "Network.requestWillBeSent"]
+        return self.browser.get_log("browser") + [url for url in urls if not url.startswith(("file:", "about:"))]
+
+
+def number(shown: str) -> float:
+    """A percentage as it is written."""
+    return 0.0 if "<" in shown else float(shown.replace("%", ""))
+
+
+def scored_with_ties(signals, ctx):
+    """Few values, either zero, what is not finite, and one response without any number."""
+    generator = torch.Generator().manual_seed(1)
+    values = torch.tensor([0.0, -0.0, 1.0, 1.0000001, -3.0, float("nan"), float("inf"), float("-inf")])
+    scores = values[torch.randint(len(values), ctx.loss_mask.shape, generator=generator)]
+    scores[1] = float("nan")
+    return scores
+
+
+@pytest.fixture
+def bank():
+    """Long and short responses, one with tokens of a tool, and a method of many ties."""
+    lengths = [300, 1, 100, 7, 29, 250, 3, 120]
+    bank = made_up_bank(lengths, 400, seed=3)
+    bank.loss_mask[5, 20:60] = False
+    METHODS["tied"] = Method(score=scored_with_ties)
+    METHODS["ruled"] = Method(score=scored_with_ties, keep=lambda signals, ctx: ctx.positions % 3 != 1)
+    yield bank
+    del METHODS["tied"], METHODS["ruled"]
+
+
+def test_at_every_budget_every_method_keeps_what_select_keeps(browser, bank, tmp_path):
+    shown = Shown(browser, tmp_path / "page.html", bank_page(bank, words_tokenizer(400)))
+    lengths = TokenTable.from_bank(bank, ["opd"]).lengths
+    real = np.arange(bank.loss_mask.size(1))[None] < lengths[:, None]
+    wrong = []
+    for percent in ("0.1", "0.7", "1", "5", "12.5", "20", "29", "33.3", "50", "57", "99", "100"):
+        shown.run("setBudget(arguments[0])", percent)
+        settings = SelectionSettings(retention_ratio=float(f"{float(percent) / 100:.6g}"))
+        for name in bank.choosing_methods():
+            expected = bank.select(name, settings).mask.numpy()[real]
+            if not np.array_equal(shown.mask(name), expected):
+                wrong.append((name, percent))
+    assert not wrong and {"tied", "ruled", "random", "crop-ent", "esr"} < set(bank.choosing_methods())
+    ranks = np.array(shown.run("Array.from(ranking('crop').rank)"))[: lengths[0]]
+    order = np.argsort(-bank.select("crop").scores[0].numpy()[: lengths[0]], kind="stable")
+    assert ranks[order].tolist() == list(range(lengths[0]))
+
+
+def test_figures_over_the_batch_are_those_of_the_analyses(browser, bank, tmp_path, monkeypatch):
+    settings, labels = SelectionSettings(), torch.full(bank.loss_mask.shape, -2, dtype=torch.int8)
+    drawn = torch.randint(-1, 2, labels.shape, generator=torch.Generator().manual_seed(5)).to(torch.int8)
+    labels = torch.where(torch.arange(labels.size(1)) < 200, drawn, labels)
+    table = TokenTable.from_bank(bank, bank.choosing_methods(), settings)
+    real = np.arange(labels.size(1))[None] < table.lengths[:, None]
+    right = np.arange(len(labels)) % 2 == 0
+    monkeypatch.setattr(viewer, "_truth", lambda rows, pieces, right: (labels.numpy()[real], [None] * len(labels)))
+    shown = Shown(browser, tmp_path / "page.html", bank_page(bank, words_tokenizer(400), settings))
+    labelled = LabelledResponses(labels, bank.loss_mask, right, ["a"] * len(labels), [])
+    rows = [r for r in bench(bank, labelled, [2], [0.2], settings) if r["responses"] == "all"]
+    for row in rows:
+        if row["method"] in set(METHODS) - {"ruled"}:
+            truth = shown.run("found(arguments[0], included())", row["method"])
+            assert truth == pytest.approx({"precision": row["precision"], "recall": row["recall"]}), row["method"]
+    ranks = entropy_ranks(table, bins=10)
+    categories = categorize_table(table, words_tokenizer(400))
+    for name, density in zip(ranks.methods, ranks.density):
+        assert shown.run("entropyBins(kept(arguments[0]), included(), 10)", name) == pytest.approx(density.tolist())
+        counts = np.bincount(categories[table.kept[name]], minlength=5)
+        here = shown.run("bins(kept(arguments[0]), included(), i => arrays.category[i], 5)", name)
+        assert here == pytest.approx((counts / counts.sum()).tolist())
+    shown.find("#tab2").click()
+    names = [n for n in bank.choosing_methods() if table.scores.get(n) is not None]
+    overlap = 100 * kept_overlap(bank, names, settings).numpy()
+    for row, expected in zip(shown.all("#view2 > :last-child tr")[1:], overlap, strict=True):
+        cells = [cell.text for cell in row.find_elements("css selector", "td")]
+        assert [number(cell) for cell in cells] == pytest.approx(expected, abs=0.51)
+    assert not shown.complaints()
+
+
+def test_choose_slide_and_compare(browser, bank, tmp_path):
+    from selenium.webdriver.common.keys import Keys
+
+    shown = Shown(browser, tmp_path / "page.html", bank_page(bank, words_tokenizer(400)))
+    assert len(shown.all("#tokens .t")) == 300 and len(shown.all("#tokens .kept")) == 60
+    assert shown.text("#count").startswith("crop keeps 60 of 300 tokens (20\u00a0%).")
+    assert "framed" in shown.text("#legend") and "dashed" not in shown.text("#legend")
+    shown.choose("method", "entropy")
+    kept = [n for n, token in enumerate(shown.all("#tokens .t")) if "kept" in token.get_attribute("class").split()]
+    assert kept == bank.select("entropy").mask[0].nonzero().ravel().tolist()
+    shown.find("#budget").send_keys(Keys.ARROW_RIGHT * 3 + Keys.ARROW_LEFT)
+    assert shown.find("#percent").get_attribute("value") == "22" and len(shown.all("#tokens .kept")) == 66
+    shown.find("#percent").send_keys(Keys.CONTROL + "a")
+    shown.find("#percent").send_keys("12.5")
+    assert len(shown.all("#tokens .kept")) == 37
+    shown.choose("second", "tip")
+    both = (
+        bank.select("tip", SelectionSettings(0.125)).mask[0] & bank.select("entropy", SelectionSettings(0.125)).mask[0]
+    )
+    n = int(both.sum())
+    assert f"tip keeps 37; {n} are kept by both, {37 - n} by entropy alone, {37 - n} by tip alone." in shown.text(
+        "#count"
+    )
+    assert len(shown.all("#tokens .second")) == 37 and len(shown.all("#tokens .kept.second")) == n
+    shown.choose("look", "differ")
+    assert len(shown.all("#tokens .t:not(.aside)")) == 2 * (37 - n)
+    # The address leads to the same view.
+    again = Shown(browser, tmp_path / "page.html", bank_page(bank, words_tokenizer(400)), shown.run("location.hash"))
+    assert len(again.all("#tokens .kept.second")) == n and again.find("#percent").get_attribute("value") == "12.5"
+    assert not again.complaints()
+
+
+def test_filters_and_lists(browser, bank, tmp_path):
+    shown = Shown(browser, tmp_path / "page.html", bank_page(bank, words_tokenizer(400)))
+    mask, kept, gap = bank.loss_mask, bank.select("crop").mask, bank.gap
+    expected = {
+        "missed": mask & ~kept & (gap >= 2),
+        "idle": kept & (bank.select("crop").scores < 0.01),
+    }
+    for name, tokens in expected.items():
+        shown.choose("look", name)
+        found = [n for n, t in enumerate(shown.all("#tokens .t")) if "aside" not in t.get_attribute("class").split()]
+        assert found == tokens[0].nonzero().ravel().tolist() and found
+    shown.find("#tab3").click()
+    assert [row.text.split()[0] for row in shown.all("#list tr")[1:]] == list("12345678")
+    heading = next(b for b in shown.all("#list th button") if b.text == "of these not kept")
+    heading.click()
+    missed = expected["missed"].sum(1)
+    listed = [int(row.text.split()[0]) - 1 for row in shown.all("#list tr")[1:]]
+    assert missed[listed].tolist() == sorted(missed.tolist(), reverse=True)
+    shown.all("#list tr")[2].click()
+    assert shown.run("state.answer") == listed[1] and shown.find("#view1").is_displayed()
+
+
+def test_the_keyboard_is_enough(browser, bank, tmp_path):
+    from selenium.webdriver.common.keys import Keys
+
+    shown = Shown(browser, tmp_path / "page.html", bank_page(bank, words_tokenizer(400)))
+    kept = bank.select("crop").mask[0].nonzero().ravel().tolist()
+    shown.press("n")
+    assert shown.run("state.at") == kept[0] and "kept by crop" in shown.text("#panel").lower()
+    shown.press("n", "n", "p")
+    assert shown.run("state.at") == kept[1]
+    shown.press(Keys.END, Keys.ARROW_LEFT)
+    assert shown.run("state.at") == 298 and "token 299 of 300" in shown.text("#panel")
+    shown.press(Keys.HOME, Keys.ARROW_DOWN)
+    below, above = (shown.run("spans[arguments[0]].getBoundingClientRect().top", n) for n in (shown.run("state.at"), 0))
+    assert below > above
+    assert shown.run("document.activeElement === spans[state.at]")
+    assert shown.run("document.activeElement.getAttribute('aria-label')").startswith("Token ")
+    shown.press(Keys.ESCAPE)
+    assert shown.run("state.at") == -1
+    shown.press("]", "]")
+    assert shown.run("state.answer") == 2 and len(shown.all("#tokens .t")) == 100
+    shown.press("[")
+    assert shown.run("state.answer") == 1
+    shown.press("2")
+    assert shown.find("#view2").is_displayed() and shown.find("#tab2").get_attribute("aria-selected") == "true"
+    shown.press("3", "1", "/")
+    assert shown.run("document.activeElement.id") == "search"
+    # A word of the third answer alone.
+    words = [set(ids[mask].tolist()) for ids, mask in zip(bank.completion_ids, bank.loss_mask)]
+    word = f"w{next(n for n in words[2] if n > 99 and not any(n in other for i, other in enumerate(words) if i != 2))}"
+    shown.press(word, Keys.ENTER)
+    assert shown.run("state.answer") == 2
+    assert {token.text for token in shown.all("#tokens .hit")} == {word}
+    shown.press(Keys.ESCAPE, "3")
+    assert shown.text("#found") == "1 answer found." and len(shown.all("#list tr")) == 2
+    assert not shown.complaints()
+
+
+def test_a_token_shows_what_each_reader_expected(browser, tmp_path):
+    bank = made_up_bank([40, 12], 90, seed=2, flat=2.0)
+    shown = Shown(browser, tmp_path / "page.html", bank_page(bank, words_tokenizer(90)))
+    shown.all("#tokens .t")[17].click()
+    cells = [[c.text for c in row.find_elements("css selector", "th, td")] for row in shown.all(".entries tr")]
+    heads = [" ".join(cell.split()) for cell in cells[0]]
+    assert heads[:5] == [
+        *("teacher original", "student original", "teacher paraphrase"),
+        *("teacher counterfactual 1", "teacher counterfactual 2"),
+    ]
+    for column, signal in ((0, "teacher/original"), (1, "student/original"), (4, "teacher/counterfactual")):
+        part = bank.signals.lists[signal][-1]
+        for k in range(5):
+            text, value, _ = cells[1 + k][column].removeprefix("▸").split()
+            assert text.strip("␣") == f"w{part.token_ids[0, 17, k]}"
+            assert number(value) == pytest.approx(100 * part.logprobs[0, 17, k].exp().item(), abs=1)
+    ranked = {row.text.split()[0]: row.text.split() for row in shown.all("#panel > table tr")}
+    place = bank.select("crop").scores[0].sort(descending=True, stable=True).indices.tolist().index(17) + 1
+    assert int(ranked["crop"][2]) == place and ("kept" in ranked["crop"]) == bank.select("crop").mask[0, 17].item()
+    assert f"gap {bank.gap[0, 17]:.2f} nats".replace("-", "−") in shown.text("#panel")
+
+
+def test_light_dark_and_widths(browser, bank, tmp_path):
+    shown = Shown(browser, tmp_path / "page.html", bank_page(bank, words_tokenizer(400)))
+    background = "getComputedStyle(document.body).backgroundColor"
+    for scheme in ("light", "dark"):
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        colours = {}
+        for choice in ("auto", "light", "dark"):
+            shown.find(f"#{choice}").click()
+            colours[choice] = shown.run(background)
+        assert colours["light"] != colours["dark"] and colours["auto"] == colours[scheme]
+    try:
+        for width in (360, 800, 1400):
+            size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+            browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+            shown.run("go(5)")
+            for n in (1, 2, 3):
+                shown.run("show(arguments[0])", n)
+                # Wide tables scroll in their own boxes.
+                assert shown.run("document.scrollingElement.scrollWidth") <= width, (width, n)
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def test_hostile_text_changes_nothing_but_what_is_shown(browser, tmp_path):
+    evil = "<img src=x onerror=\"document.title='caught'\"></script><script>document.title='caught'</script>"
+    tokenizer = byte_tokenizer(merges=[("<", "/")])
+    text = "".join(NASTY).encode("utf-8", "replace").decode() + evil + "\u202eabc\u2066 🙂 ¿你好\n"
+    ids = tokenizer(text)["input_ids"]
+    prompts = {kind: [f"{evil}\u202e{kind}"] for kind in ("original", "paraphrase", "counterfactual", "hint")}
+    bank = made_up_bank([len(ids), 3], 258, rows=[{"prompts": prompts, "answer": evil}] * 2)
+    bank.completion_ids[0] = torch.tensor(ids)
+    bank.settings = {"dataset_name": evil}
+    shown = Shown(browser, tmp_path / "page.html", bank_page(bank, tokenizer, title=f"A {evil}"))
+    pieces = shown.text("#tokens").replace("⏎", "\n")
+    assert evil.replace(" ", "") in pieces.replace("␣", "").replace(" ", "") and "‹202E›" in pieces and "🙂" in pieces
+    assert evil in shown.text("#prompts") and "‹202E›" in shown.text("#prompts")
+    for place in range(0, len(ids), 9):
+        shown.run("go(arguments[0])", place)
+    for n in (2, 3, 1):
+        shown.run("show(arguments[0])", n)
+    assert not shown.all("img, main script") and browser.title == f"A {evil}" and not shown.complaints()
+
+
+def test_an_answer_of_a_hundred_thousand_tokens(browser, tmp_path):
+    bank = made_up_bank([100_000, 5], 300, top_k=2, counterfactuals=1)
+    shown = Shown(browser, tmp_path / "page.html", bank_page(bank, words_tokenizer(300)))
+    assert len(shown.all("#tokens .t")) == 1500 and "Tokens 1 to 1,500 of 100,000" in shown.text("#pages")
+    shown.run("go(77777)")
+    assert "token 77,778 of 100,000" in shown.text("#panel") and "Tokens 76,501 to 78,000" in shown.text("#pages")
+    assert shown.text("#count").startswith("crop keeps 20000 of 100,000 tokens")
+    shown.run("document.querySelector('#pages').scrollIntoView()")
+    shown.find("#pages button:last-child").click()
+    assert "Tokens 78,001 to 79,500" in shown.text("#pages")
+    shown.run("show(2)")
+    assert not shown.complaints()
+
+
+def test_a_run_is_seen_step_by_step_and_its_budget_stays(browser, tmp_path):
+    make_trainer(tmp_path / "run", selection_export_steps=1, max_steps=3).train()
+    table = exported_table(tmp_path / "run")
+    shown = Shown(browser, tmp_path / "page.html", run_page(table, make_tokenizer()))
+    assert shown.find("#budget").get_property("disabled") and "half precision" in shown.text("#says")
+    assert shown.mask("crop").tolist() == table.kept["crop"].tolist()
+    shown.choose("step", "2")
+    assert shown.run("included().length") == 8 and shown.run("answers[state.answer].step") == 2
+    shown.find("#tab2").click()
+    assert "8 answers" in shown.text("#view2")
+    shown.choose("step", "")
+    assert "crop at each step" in shown.text("#view2")
+    # No teacher and student were kept: what needs them is not offered.
+    assert shown.run("[...document.querySelector('#look').options].filter(o => !o.disabled).map(o => o.value)") == [
+        "",
+        "idle",
+    ]
+    shown.run("show(1), go(0)")
+    assert "score" in shown.text("#panel").lower() and not shown.complaints()
