@@ -111,7 +111,8 @@ class CROPTrainer(StepMetrics, Rollouts, WholeCheckpoints, ModelCards, GRPOTrain
         run_settings (mapping, *optional*):
             What else describes the run, such as `dataset_name`; for the model card and reports. `teacher` is added.
         kwargs:
-            Passed to [`~trl.GRPOTrainer`]: `processing_class`, `callbacks`, `optimizers`, `peft_config` and so on.
+            Passed to [`~trl.GRPOTrainer`]: `processing_class`, `callbacks`, `optimizers`, `peft_config`, `tools` and so
+            on. With `environment_factory` or `rollout_func` the method reads the original prompt alone.
 
     Raises:
         `ValueError`: something that cannot work, in one sentence, before any model is loaded where possible.

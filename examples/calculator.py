@@ -13,11 +13,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from crop_trl import CROPConfig, CROPTrainer
 from crop_trl.evaluation.grading import accuracy_reward
-from crop_trl.prompts import saved_template
 from crop_trl.triplets import load_triplets
 
 STUDENT, TEACHER = (f"examples/tiny_math/models/{name}" for name in ("student", "teacher"))
 TRAIN, HELD_OUT = (f"examples/tiny_math/data/{name}.jsonl" for name in ("train", "heldout"))
+TEMPLATE = "{problem}\nGive the answer in \\boxed{}."
 
 
 def calculate(a: int, sign: str, b: int) -> str:
@@ -75,10 +75,10 @@ def main() -> None:
     parser.add_argument("--held_out", type=int, default=128, help="problems to measure the accuracy on")
     given = parser.parse_args()
     student, teacher = (AutoModelForCausalLM.from_pretrained(path, dtype="float32") for path in (STUDENT, TEACHER))
-    tokenizer, template = AutoTokenizer.from_pretrained(STUDENT), saved_template(STUDENT)
+    tokenizer = AutoTokenizer.from_pretrained(STUDENT)
     for model in (student, teacher):
         teach_to_call(tokenizer, model)
-    train, held_out = (load_triplets(path, template=template)[0] for path in (TRAIN, HELD_OUT))
+    train, held_out = (load_triplets(path, template=TEMPLATE)[0] for path in (TRAIN, HELD_OUT))
     args = CROPConfig(
         "runs/calculator",
         method=given.method,

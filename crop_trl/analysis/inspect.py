@@ -85,7 +85,7 @@ def _note(table: TokenTable, response: int, method: str, shown: str) -> str:
     """What the frames say of a method, and what the rows, of perhaps another, say of several counterfactuals."""
     here = table.span(response)
     step = "" if table.steps is None else f", after step {table.steps[response]}"
-    share = table.kept[method][here].sum() / table.trainable[here].sum()
+    share = table.kept[method][here].sum() / max(table.trainable[here].sum(), 1)
     note = f"Framed: the {share:.0%} of this response that method {method!r} keeps{step}."
     several = table.settings.get("counterfactuals", 1)
     if several > 1 and "semantic_divergence" in table.measures.get(shown, {}):

@@ -260,6 +260,7 @@ def test_summary_explains_pale_kept_tokens_only_when_the_row_ranked_them():
     assert "fill it up" in ResponseHeatmap(list("abcd"), rows, [1, 1, 0, 0]).summary()
     assert "fill it up" not in ResponseHeatmap(list("abcd"), rows, [0, 0, 1, 0]).summary()
     assert "fill it up" not in ResponseHeatmap(list("abcd"), rows, [1, 1, 1, 1]).summary()
+    assert "0 of 0 tokens (0 %)" in ResponseHeatmap(["a"], {"x": [math.nan]}, [0]).summary()
 
 
 # --- pictures

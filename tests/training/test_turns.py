@@ -15,7 +15,9 @@ from crop_trl.analysis.heatmap import GAP
 from crop_trl.analysis.inspect import inspect_response, table_heatmap
 from crop_trl.analysis.tokens import TokenTable
 from crop_trl.training.arguments import check_turns
+from crop_trl.training.callbacks import RolloutCallback
 from crop_trl.training.export import read_export
+from crop_trl.training.reporting import example_responses
 
 
 def double(n: int) -> str:
@@ -228,6 +230,14 @@ def test_tools_go_with_every_kind_of_prompt(tmp_path):
     assert not any(kept[: len(mask)][~torch.tensor(mask)].any() for kept, mask in zip(rollout.selection.mask, written))
 
 
+class Recorder(RolloutCallback):
+    def __init__(self, records):
+        self.records = records
+
+    def on_rollout(self, args, state, control, rollout, **kwargs):
+        self.records.append(rollout)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_evaluation_export_bank_and_heat_map(tmp_path, way):
     trainer = conversing(
@@ -241,8 +251,13 @@ def test_evaluation_export_bank_and_heat_map(tmp_path, way):
     result = trainer.evaluate()
     written = [sum(mask) for _, _, mask in conversations(trainer.sampled)]
     assert result["eval_completions/mean_length"] == pytest.approx(sum(written) / 6)
+    records = []
+    trainer.add_callback(Recorder(records))
     trainer.train()
     found = conversations(trainer.sampled)
+    for example, (_, _, mask) in zip(example_responses(records[0], 8), found, strict=True):
+        assert [kept is not None for kept in example.kept] == mask
+        assert example.kept_share == example.kept.count(True) / sum(mask)
     table = read_export(tmp_path)
     assert table.column("token_ids").to_pylist() == [response for _, response, _ in found]
     assert table.column("loss_mask").to_pylist() == [mask for _, _, mask in found]

@@ -114,7 +114,7 @@ class ResponseHeatmap:
     def summary(self) -> str:
         """How many tokens are kept and how strong they are, in one sentence."""
         n_kept, n = sum(self.kept), sum(any(map(math.isfinite, values)) for values in zip(*self.rows.values()))
-        text = f"Kept for training: {n_kept:,} of {n:,} tokens ({100 * n_kept / n:.0f} %)."
+        text = f"Kept for training: {n_kept:,} of {n:,} tokens ({100 * n_kept / max(n, 1):.0f} %)."
         label, values = list(self.rows.items())[-1]
         finite = [(v, k) for v, k in zip(values, self.kept) if math.isfinite(v)]
         chosen, others = [v for v, k in finite if k], [v for v, k in finite if not k]
