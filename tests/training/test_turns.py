@@ -1,6 +1,8 @@
 """Responses that tools, an environment or a rollout function write part of: read whole, trained in part."""
 
 import math
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +11,7 @@ import reference
 import torch
 from tiny import flat_weights, let_it_call, make_model, make_rows, make_tokenizer, make_trainer, metric
 
-from crop_trl import METHODS, CROPTrainer, Method
+from crop_trl import METHODS, CROPTrainer, Method, SelectionSettings, TopKLogprobs, select
 from crop_trl.analysis.bank import RolloutBank, collect_bank
 from crop_trl.analysis.heatmap import GAP
 from crop_trl.analysis.inspect import inspect_response, table_heatmap
@@ -208,17 +210,49 @@ def test_prompts_and_masks_by_their_words(tmp_path, way):
 
 
 def test_methods_that_read_other_prompts_are_refused_for_what_they_read(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "turns.md").read_text()
+    (named,) = re.findall(r"^Those that work are (.+?), and of your own", page, re.MULTILINE | re.DOTALL)
+    works = [name for name, method in METHODS.items() if all(need.endswith("/original") for need in method.needs)]
+    assert re.findall("`(.+?)`", named) == works
     for way in ("environment_factory", "rollout_func"):
         for name, method in METHODS.items():
             kinds = list(dict.fromkeys(need.split("/")[1] for need in method.needs if not need.endswith("/original")))
             if not kinds:
-                conversing(tmp_path, way, method=name, preflight=False)
+                conversing(tmp_path, way, method=name, preflight=False, reward_weights=[1.0])
                 continue
             said = (
                 f"^Method '{name}' reads prompts of the kind {', '.join(kinds)}, of which `{way}` makes no conversation"
             )
             with pytest.raises(ValueError, match=said):
-                conversing(tmp_path, way, method=name)
+                conversing(tmp_path, way, method=name, reward_weights=[1.0])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_scores_of_what_tools_wrote_move_nothing(name):
+    """Masks, weights and targets of the student's tokens are the same whatever the models say of the others."""
+    generator = torch.Generator().manual_seed(0)
+    written = torch.rand(6, 20, generator=generator) < 0.6
+
+    def scored():
+        logprobs = (3 * torch.randn(6, 20, 30, generator=generator)).log_softmax(-1)
+        top = logprobs.topk(5, -1)
+        return top.indices, top.values, logprobs[..., 0]
+
+    ours, others = {}, {}
+    for need in METHODS[name].needs:
+        signal = scored()
+        ours[need] = TopKLogprobs(*signal)
+        pairs = [(written.view(6, 20, *[1] * (one.dim() - 2)), one, other) for one, other in zip(signal, scored())]
+        others[need] = TopKLogprobs(*(torch.where(*pair) for pair in pairs))
+    rewarded = {
+        "rewards": {"right": torch.tensor([0.0, 1, 0, 1, 1, 0])},
+        "advantages": torch.randn(6, generator=generator),
+    }
+    one, other = (select(name, signals, written, SelectionSettings(0.3), **rewarded) for signals in (ours, others))
+    assert torch.equal(one.mask, other.mask) and not (one.mask & ~written).any()
+    for part in ("weights", "teacher_logprobs", "teacher_advantages"):
+        values = [getattr(selection, part) for selection in (one, other)]
+        assert values[0] is None or torch.equal(values[0][one.mask], values[1][one.mask])
 
 
 def test_tools_go_with_every_kind_of_prompt(tmp_path):
