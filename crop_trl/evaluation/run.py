@@ -23,8 +23,8 @@ from .store import Generation, Store, drawing_in, pending_chunks, stored_names
 class Plan:
     """
     What a run is to do; checked in full before a model is loaded. `model` is a folder, a hub name or a name on a
-    server, `template` the answer-format wrapper, `trained` what [`~crop_trl.prompts.saved_how_asked`] knows of the
-    model; `labels` go into the results.
+    server, `template` the answer-format wrapper; `asked_in_training` is what [`~crop_trl.prompts.saved_how_asked`]
+    knows of the model; `labels` go into the results.
     """
 
     output: Path
@@ -35,11 +35,11 @@ class Plan:
     template: str
     batch_size: int | None = None
     labels: dict[str, Any] = field(default_factory=dict)
-    trained: dict[str, Any] = field(default_factory=dict)
+    asked_in_training: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
         check_template(self.template)
-        if others := asked_otherwise(self.asked(), self.trained):
+        if others := asked_otherwise(self.asked(), self.asked_in_training):
             print(
                 f"{self.model!r} is asked otherwise than in training, answers may suffer: {'; '.join(others)}.",
                 file=sys.stderr,
@@ -209,6 +209,8 @@ def score(
 
 
 AVERAGES = ("clean", "whole")
+# What grading again keeps of a run's results.
+_KEPT = ("asked_in_training", "label", "setting", "training")
 
 
 def averaged(names: Sequence[str], average: str = "clean") -> list[str]:
@@ -231,7 +233,7 @@ def evaluate(plan: Plan, pass_k: Sequence[int] = (), average: str = "clean") -> 
         "sampler": plan.sampler,
         "prompt_template": plan.template,
         "decoding": asdict(plan.decoding),
-        "trained": plan.trained,
+        "asked_in_training": plan.asked_in_training,
         **plan.labels,
         "benchmarks": {},
     }
@@ -274,8 +276,9 @@ def regrade(
         "model": settings["model"],
         "sampler": settings["sampler"],
         "prompt_template": settings["prompt_template"],
-        "decoding": {name: settings.get(name) for name in asdict(DecodingSettings())},
-        **{name: stored[name] for name in ("trained", "label", "setting", "training") if name in stored},
+        # Runs of earlier versions have `thinking` in place of two others.
+        "decoding": {name: settings[name] for name in (*asdict(DecodingSettings()), "thinking") if name in settings},
+        **{name: stored[name] for name in _KEPT if name in stored},
         "benchmarks": {},
     }
     for benchmark in benchmarks or stored_benchmarks(folder):

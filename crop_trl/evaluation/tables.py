@@ -42,16 +42,16 @@ def _one_line(template: str) -> str:
 def _how_asked(results: Results) -> str:
     decoding = results["decoding"]
     modes = {True: "thinking on", False: "thinking off"}
-    options = {**(decoding["chat_template_kwargs"] or {})}
-    parts = [modes.get(options.pop("enable_thinking", None), "the template's thinking mode")]
+    options = {"enable_thinking": decoding.get("thinking"), **decoding.get("chat_template_kwargs", {})}
+    parts = [modes.get(options.pop("enable_thinking"), "the template's thinking mode")]
     parts += [f"{name} {value}" for name, value in options.items()]
-    form = f"chat messages, {', '.join(parts)}" if decoding["conversational"] else "plain text"
+    form = f"chat messages, {', '.join(parts)}" if decoding.get("conversational", True) else "plain text"
     return f"{form}, prompts `{_one_line(results['prompt_template'])}`"
 
 
 def run_markdown(results: Mapping[str, Any]) -> str:
     """The results of one run."""
-    decoding, trained = results["decoding"], results.get("trained")
+    decoding, trained = results["decoding"], results.get("asked_in_training")
     others = asked_otherwise({**results, **decoding}, trained or {})
     as_trained = f", otherwise than in training ({'; '.join(others)})" if others else ", as in training"
     lines = [

@@ -208,6 +208,13 @@ def test_a_model_is_asked_as_it_was_trained(benchmark, tmp_path):
     server.close()
     done = run("--compare", f"a={tmp_path / 'out'}", f"b={tmp_path / 'other'}")
     assert "asked with different prompts: a chat messages, thinking off, effort low, prompts `" in done.stdout
+    # A run of an earlier version is graded again as what it was.
+    (settings,) = (tmp_path / "out" / "generations").glob("*.settings.json")
+    earlier = json.loads(settings.read_text())
+    del earlier["chat_template_kwargs"], earlier["conversational"]
+    settings.write_text(json.dumps({**earlier, "thinking": True}))
+    done = run("--regrade", tmp_path / "out")
+    assert "chat messages, thinking on, prompts `" in done.stdout, done.stderr
     save_how_asked(run_folder, "{problem}", conversational=False)
     done = run(*arguments, "--output", tmp_path / "plain")
     assert done.returncode == 1 and "plain text is what the model is to be asked in" in done.stderr
@@ -301,21 +308,21 @@ def test_second_run_in_a_folder_is_refused(benchmark, tmp_path):
 
 
 def test_interrupt_does_not_wait_for_requests(benchmark, tmp_path):
-    go_on = threading.Event()
+    go_on, others = threading.Event(), 2 * (PROBLEMS - 1)  # two samples of each
     server = ChatServer(lambda request: go_on.wait() if sum_of(request) == 2 else answer(request))
     process = subprocess.Popen(
         command(*server_arguments(server, benchmark, tmp_path / "out")),
         cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     file = tmp_path / "out" / "generations" / "sums.jsonl"
-    while process.poll() is None and not (file.is_file() and file.read_bytes().count(b"\n") == PROBLEMS - 1):
+    while process.poll() is None and not (file.is_file() and file.read_bytes().count(b"\n") == others):
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=240)  # the held request is never answered
+    _, said = process.communicate(timeout=240)  # the held requests are never answered
     assert process.returncode == 1
     go_on.set()
     assert said.splitlines()[-1] == "Interrupted; what is done is saved, the same command goes on from there."
-    assert len(Store(tmp_path / "out", "sums").read()) == PROBLEMS - 1
+    assert len(Store(tmp_path / "out", "sums").read()) == others
     server.close()
 
 
