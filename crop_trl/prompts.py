@@ -100,6 +100,26 @@ def empty_prompt(prompt, text: str = ""):
     return [*(message for message in prompt if message["role"] == "system"), {"role": "user", "content": text}]
 
 
+# What follows the problem in kinds of prompt that a row need not hold. With `{solution}`: what it has of one.
+HINTS = {
+    "privileged": "A worked solution:\n{solution}\n\nNow solve it anew, in your own words.",
+    "praised": "A checker found the following answer right: its reasoning is excellent.",
+    "blamed": "A checker found the following answer wrong: its reasoning is poor.",
+}
+
+
+def hinted_prompt(row: Mapping[str, Any], kind: str):
+    """A row's prompt with the text of [`HINTS`] after it; `None` where that needs a solution, and it has no answer."""
+    solution = row.get("solution") or row.get("answer")
+    if "{solution}" in HINTS[kind] and not solution:
+        return None
+    prompt, hint = row["prompt"], HINTS[kind].replace("{solution}", str(solution))
+    if isinstance(prompt, str):
+        return f"{prompt}\n\n{hint}"
+    *before, last = prompt
+    return [*before, {**last, "content": f"{_content_text(last['content'])}\n\n{hint}"}]
+
+
 def prompt_text(prompt) -> str | None:
     """A prompt for reading: plain text as it is, of messages their contents in lines, `None` for `None`."""
     if prompt is None or isinstance(prompt, str):

@@ -18,10 +18,13 @@ from .methods.selector_file import register_selector
 from .planning.memory import warn_of_memory
 from .prompts import (
     EMPTY,
+    HINTS,
     NEGATIVE,
     REWORDINGS,
     empty_prompt,
+    hinted_prompt,
     needs_negatives,
+    prompt_column,
     prompt_kinds,
     prompt_variants,
     split_signal,
@@ -99,15 +102,20 @@ class ScriptArguments:
             dataset, report = load_triplets(name, **hub, **adapter)
             if args.process_index == 0:
                 print(f"{kind} data: {report}.")
-            found.append(self._with_empty(dataset) if EMPTY in prompt_kinds(get_method(args.method).needs) else dataset)
+            found.append(self._with_made(dataset, prompt_kinds(get_method(args.method).needs)))
         return tuple(found)
 
-    def _with_empty(self, rows: Dataset) -> Dataset:
-        """Rows with the wrapper without a problem, where they have no `empty_prompt` of their own."""
-        if "empty_prompt" in rows.column_names:
-            return rows
+    def _with_made(self, rows: Dataset, kinds: list[str]) -> Dataset:
+        """Rows with those kinds of prompt that follow from what they hold, where they have none of their own."""
         wrapper = wrap_problem("", self.prompt_template).strip()
-        return rows.map(lambda row: {"empty_prompt": empty_prompt(row["prompt"], wrapper)})
+        for kind in kinds:
+            column = prompt_column(kind)
+            if kind not in (EMPTY, *HINTS) or {column, f"{column}s"} & set(rows.column_names):
+                continue
+            made = [empty_prompt(r["prompt"], wrapper) if kind == EMPTY else hinted_prompt(r, kind) for r in rows]
+            if any(made):
+                rows = rows.add_column(column, made)
+        return rows
 
     def describe(self) -> dict:
         """What the model card and the trackers are told of the data."""

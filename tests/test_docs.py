@@ -215,6 +215,37 @@ def test_snippets_name_fields_that_exist(path):
                 assert named <= known, named - known
 
 
+def test_the_pages_first_method_has_fifteen_lines_and_trains(tmp_path, monkeypatch, capsys):
+    """A student that teaches itself, as the page has it and nothing else."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    code = blocks(ROOT / "docs" / "extending.md", "python")[0]["code"]
+    assert len([line for line in code.splitlines() if line.strip()]) <= 15
+    before, names = dict(METHODS), {"__name__": "page"}
+    try:
+        exec(code, names)
+    finally:
+        METHODS.clear()
+        METHODS.update(before)
+    trainer = names["trainer"]
+    logged = [entry for entry in trainer.state.log_history if "selection/retention_ratio" in entry]
+    assert trainer.state.global_step == 2 and all(0.1 < entry["selection/retention_ratio"] < 0.3 for entry in logged)
+    (row,) = trainer.train_dataset.select([0])
+    assert row["told_prompt"][0]["content"].endswith(f"The answer is {row['answer']}.")
+
+
+def test_the_page_on_methods_has_every_row_and_its_passes():
+    found = {}
+    for line in (ROOT / "docs" / "methods.md").read_text().splitlines():
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        passes = re.findall(r"\d", " ".join(cells[2:4] if len(cells) > 3 and cells[3].isdigit() else cells[2:3]))
+        if len(cells) == 5 and len(passes) == 2:
+            found |= dict.fromkeys(re.findall(r"`([\w-]+)`", cells[0]), tuple(map(int, passes)))
+    readers = {name: [need.split("/")[0] for need in method.needs] for name, method in METHODS.items()}
+    expected = {name: (who.count("teacher"), who.count("student")) for name, who in readers.items()}
+    assert found == {**expected, "base": (0, 0)}
+
+
 def test_the_snippets_on_extending_run(tmp_path, monkeypatch, capsys):
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)

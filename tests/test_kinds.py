@@ -255,6 +255,27 @@ def test_the_loader_makes_the_empty_prompt_of_its_wrapper(tmp_path):
         assert rows[0] == {"prompt": user("Q: 1 + 1\n"), "answer": None, "id": None, **made}
 
 
+def test_the_loader_makes_prompts_of_a_solution_or_an_answer(tmp_path):
+    script = ScriptArguments(str(tmp_path / "data.jsonl"), prompt_template="Q: {problem}")
+
+    def load(method, *records):
+        (tmp_path / "data.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        return script.load(TrainConfig(str(tmp_path), method=method, use_cpu=True, bf16=False))[0]
+
+    both = {"problem": "1 + 1", "answer": "2", "solution": "Two."}
+    rows = load("opsd", both, {"prompt": "2 + 2", "answer": "4"}, {"problem": "3 + 3"})
+    texts = [None if prompt is None else prompt[0]["content"] for prompt in rows["privileged_prompt"]]
+    assert texts[0].startswith("Q: 1 + 1\n\nA worked solution:\nTwo.\n") and "\n4\n" in texts[1] and texts[2] is None
+    assert rows["prompt"][0] == user("Q: 1 + 1")
+    # One's own goes before, and without any answer the column is missing, as that of any other kind.
+    assert load("opsd", {**both, "privileged_problem": "mine"})["privileged_prompt"][:] == [user("Q: mine")]
+    assert load("opsd", {"problem": "1 + 1"}).column_names == load("opd", both).column_names[:3]
+    rows = load("cal-opd", {"problem": "1 + 1"})
+    assert "right" in rows[0]["praised_prompt"][0]["content"] and "wrong" in rows[0]["blamed_prompt"][0]["content"]
+    script.conversational = False
+    assert load("opsd", both)["privileged_prompt"][0].startswith("Q: 1 + 1\n\nA worked solution:\nTwo.\n")
+
+
 def test_a_target_after_another_prompt():
     ids = torch.zeros(1, 2, 1, dtype=torch.long)
     by_name = {

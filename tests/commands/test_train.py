@@ -110,7 +110,7 @@ def other_tokenizer(tmp_path) -> str:
 
 REJECTED = {"original_problem": "a", "paraphrase_problem": "b", "counterfactual_problem": "c", "triplet_complete": True}
 MISTAKES = {
-    "unknown method": (["--method", "crpo"], "Unknown method 'crpo': choose one of base, cf-opd, credit"),
+    "unknown method": (["--method", "crpo"], "Unknown method 'crpo': choose one of base, cal-opd, cepo"),
     "ratio": (["--retention_ratio", "1.2"], "`retention_ratio` must lie in (0, 1], got 1.2"),
     "K": (["--score_top_k", "0"], "`score_top_k` must be a whole number of at least 1, got 0"),
     "KL": (["--beta", "0.1"], "`beta=0.1` does not work here, there is no KL term"),

@@ -1,9 +1,11 @@
 """The rows that came after the paper's: stored values, a slow reference, and what must not make a difference."""
 
 import json
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Barrier
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,8 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import CASES, GOLDEN, TOLERANCE, load_case
 from reference_rows import ROWS, expected, random_case
+from trl.experimental.iw_opd import IWOPDTrainer
+from trl.experimental.sdft import loss_utils as sdft
 
 from crop_trl.methods import METHODS, SelectionSettings, Signals, TopKLogprobs, select
+from crop_trl.methods.divergence import target_divergence
 from crop_trl.training.loss import sampled_opd_loss
 
 every_row = pytest.mark.parametrize("name", ROWS)
@@ -250,3 +255,62 @@ def test_the_expected_advantage_of_vopd_is_zero_where_all_entries_are_known():
         added = select("vopd", signals, torch.ones(1, 1), SelectionSettings()).teacher_advantages
         mean += student[0, 0, token].exp() * added.item()
     assert abs(mean) < 1e-12
+
+
+# --- TRL's own --------------------------------------------------------------------------------------------------------
+
+
+def slopes(loss: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    return torch.autograd.grad(loss, logits)[0]
+
+
+@pytest.fixture
+def whole():
+    """Logits of student and teacher over nine entries, three responses, what was sampled."""
+    generator = torch.Generator().manual_seed(3)
+    student, teacher = 2 * torch.randn(2, 3, 6, 9, generator=generator, dtype=torch.float64)
+    sampled = torch.randint(9, (3, 6), generator=generator)
+    mask = torch.arange(6) < torch.tensor([[6], [3], [1]])
+    new = student.clone().requires_grad_()
+    logprobs = new.log_softmax(-1).gather(-1, sampled[..., None]).squeeze(-1)
+
+    def signal(logits: torch.Tensor) -> TopKLogprobs:
+        values = logits.log_softmax(-1)
+        ids = torch.arange(9).expand(3, 6, 9)
+        return TopKLogprobs(ids, values, values.gather(-1, sampled[..., None]).squeeze(-1))
+
+    def loss(method: str, name: str) -> torch.Tensor:
+        signals = {name: signal(teacher), "student/original": signal(student)}
+        selection = select(method, signals, mask, SelectionSettings())
+        old, none = signals["student/original"].sampled_logprobs, torch.zeros(3)
+        return sampled_opd_loss(
+            logprobs, old, selection.teacher_logprobs, none, selection.mask, weights=selection.weights
+        )
+
+    return SimpleNamespace(new=new, teacher=teacher, sampled=sampled, mask=mask, loss=loss)
+
+
+def test_iw_opd_is_that_of_trl(whole):
+    """Without ratio and clip there: the same gradient where the ratio is 1."""
+    settings = {"temperature": 1.0, "iw_opd_gamma": 0.5, "iw_opd_epsilon": 1e-8}
+    trainer = SimpleNamespace(**settings, model=SimpleNamespace(training=False), _metrics={"eval": defaultdict(list)})
+    labels = whole.sampled.masked_fill(~whole.mask, -100)
+    teacher = whole.teacher.log_softmax(-1).gather(-1, whole.sampled[..., None]).squeeze(-1)
+    theirs = IWOPDTrainer._compute_iw_opd_loss(trainer, whole.new, whole.sampled, labels, teacher)
+    ours = whole.loss("iw-opd", "teacher/original")
+    torch.testing.assert_close(slopes(ours, whole.new), slopes(theirs, whole.new), rtol=1e-6, atol=1e-9)
+
+
+def test_opsd_is_the_self_distillation_of_trl(whole):
+    options = {"distillation_alpha": 1.0}
+    theirs = sdft.compute_sampled_token_self_distillation_loss(whole.new, whole.teacher, whole.sampled, **options)
+    ours = whole.loss("opsd", "teacher/privileged")
+    theirs = theirs[whole.mask].mean()
+    torch.testing.assert_close(slopes(ours, whole.new), slopes(theirs, whole.new), rtol=1e-9, atol=1e-12)
+    # `topk` over all entries, whose rest is nothing.
+    log_q, log_p = whole.new.log_softmax(-1), whole.teacher.log_softmax(-1)
+    no_rest = torch.cat([log_q, torch.full((3, 6, 1), -1e30, dtype=torch.float64)], -1)
+    for kind, alpha in (("forward", 0.0), ("jsd", 0.5), ("reverse", 1.0)):
+        options["distillation_alpha"] = alpha
+        theirs = sdft.compute_full_logit_self_distillation_loss(whole.new, whole.teacher, **options)
+        torch.testing.assert_close(target_divergence(log_p, no_rest, kind), theirs, rtol=1e-6, atol=1e-9)
