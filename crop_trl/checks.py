@@ -12,6 +12,7 @@ from typing import Any
 
 from huggingface_hub import HfApi
 
+from .files import check_local
 from .methods import get_method
 from .methods.divergence import TARGET_DIVERGENCES
 from .models.sharding import WORLD_SIZES, fsdp_version, launched_processes, zero_stage
@@ -116,7 +117,7 @@ def warn_of_sampling(values: Mapping[str, Any]) -> None:
         warnings.warn(
             f"Rollouts are sampled with {', '.join(f'{name}={value}' for name, value in changed.items())}: the student "
             "log-probabilities in the loss are then not those that the tokens were sampled with.",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
@@ -178,6 +179,7 @@ def check_teacher(values: Mapping[str, Any]) -> None:
         raise ValueError(f"`teacher_decay` must be less than 1, got {values['teacher_decay']!r}.")
     if source != MODEL:
         _refuse(values, _FOR_A_PATH, f"is for a model of its own, but `teacher_source` is {source!r}")
+    check_local(values["teacher_model_name_or_path"], teacher_revision=values["teacher_revision"])
     if source in (STUDENT, AVERAGE):
         check_own_weights(values)
     if urls:

@@ -196,24 +196,7 @@ class CROPConfig(GRPOConfig):
     )
 
     def __post_init__(self):
-        for name in ("teacher_init_kwargs", "teachers", "method_settings"):
-            if isinstance(getattr(self, name), str):
-                setattr(self, name, _json_object(name, getattr(self, name)))
-        if isinstance(self.teacher_server_urls, str):
-            self.teacher_server_urls = [self.teacher_server_urls]
-        if isinstance(self.report_to, str) and "," in self.report_to:
-            # A command line cannot give a list here.
-            self.report_to = [name.strip() for name in self.report_to.split(",") if name.strip()]
-        if self.teachers is not None:
-            self.teachers = checks.named_teachers(vars(self))
-        self.stop_token_ids = checks.stop_tokens(self.stop_token_ids)
-        if self.epsilon_high is None:
-            self.epsilon_high = self.epsilon
-        self._check_own_fields()
-        if self.prompts_per_step is not None:
-            self.gradient_accumulation_steps = checks.accumulation_steps(
-                self.prompts_per_step, self.num_generations, self.per_device_train_batch_size
-            )
+        self.check_settings()
         limits = (self.max_prompt_length, self.max_completion_length)
         if self.use_vllm and self.vllm_max_model_length is None and None not in limits:
             self.vllm_max_model_length = sum(limits)
@@ -238,6 +221,27 @@ class CROPConfig(GRPOConfig):
         if self.compile_layers:
             for one in self.each_teacher.values():
                 checks.check_compilation(self.use_vllm, zero_stage(self), one.teacher_placement)
+
+    def check_settings(self) -> None:
+        """Raise `ValueError` for what is wrong with the settings on any device, and bring them into one form."""
+        for name in ("teacher_init_kwargs", "teachers", "method_settings"):
+            if isinstance(getattr(self, name), str):
+                setattr(self, name, _json_object(name, getattr(self, name)))
+        if isinstance(self.teacher_server_urls, str):
+            self.teacher_server_urls = [self.teacher_server_urls]
+        if isinstance(self.report_to, str) and "," in self.report_to:
+            # A command line cannot give a list here.
+            self.report_to = [name.strip() for name in self.report_to.split(",") if name.strip()]
+        if self.teachers is not None:
+            self.teachers = checks.named_teachers(vars(self))
+        self.stop_token_ids = checks.stop_tokens(self.stop_token_ids)
+        if self.epsilon_high is None:
+            self.epsilon_high = self.epsilon
+        self._check_own_fields()
+        if self.prompts_per_step is not None:
+            self.gradient_accumulation_steps = checks.accumulation_steps(
+                self.prompts_per_step, self.num_generations, self.per_device_train_batch_size
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """The fields, for logs: as in [`~transformers.TrainingArguments`], secrets are masked, nested ones too."""

@@ -26,6 +26,13 @@ def looks_like_path(source: str) -> bool:
     return Path(source).suffix.lower() in (".json", ".jsonl", ".csv", ".parquet") or source.startswith((".", "/", "~"))
 
 
+def check_local(source: str | Path | None, **of_hub: str | None) -> None:
+    """Raise `ValueError` for the first option of the hub that is set for what lies here, where nothing reads it."""
+    for name, value in of_hub.items():
+        if value and source and os.path.exists(source):
+            raise ValueError(f"`{name}` {value!r} is for the hub, and {str(source)!r} lies here; leave it out.")
+
+
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
     """

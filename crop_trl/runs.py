@@ -1,10 +1,13 @@
 """A training run from its settings to its result: what `crop-trl train` is made of, for programs of your own too."""
 
 import importlib.util
+import os
 import time
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from datasets import Dataset
@@ -13,6 +16,7 @@ from trl import ModelConfig, get_peft_config
 from .config import CROPConfig, documented, option
 from .evaluation.grading import accuracy_reward
 from .evaluation.metrics import share_interval
+from .files import check_local
 from .methods import METHODS, get_method
 from .methods.selector_file import register_selector
 from .planning.memory import warn_of_memory
@@ -32,8 +36,10 @@ from .prompts import (
 )
 from .scoring.placement import MODEL
 from .trainer import CROPTrainer
+from .training.cards import hub_name
 from .training.results import RunResult, current_commit, statistics_of
 from .triplets import DEFAULT_PROMPT_TEMPLATE, load_triplets
+from .triplets.record import is_local
 
 REWARDS = {"accuracy": accuracy_reward, "none": None}
 LOOKED_AT = 8  # responses, one of which is drawn
@@ -98,7 +104,7 @@ class ScriptArguments:
             if not name:
                 found.append(None)
                 continue
-            hub = {"split": split, "config": config, "revision": revision}
+            hub = {"split": split, "config": config, "revision": revision, "setting": f"{prefix}dataset_name"}
             dataset, report = load_triplets(name, **hub, **adapter)
             if args.process_index == 0:
                 print(f"{kind} data: {report}.")
@@ -137,6 +143,10 @@ class TrainConfig(CROPConfig):
     def __post_init__(self):
         # A deprecation inside the libraries, which nobody who trains can act on.
         warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*deprecated", category=FutureWarning)
+        super().__post_init__()
+
+    def check_settings(self) -> None:
+        """See [`CROPConfig`]."""
         if self.selector is not None:
             self.method, self.selector_sha256 = register_selector(self.selector)
         self.train = self.method != "base"
@@ -145,7 +155,7 @@ class TrainConfig(CROPConfig):
             raise ValueError(f"Unknown method {self.method!r}: choose one of {known}.")
         if not self.train:
             self.method = "opd"
-        super().__post_init__()
+        super().check_settings()
 
     def to_dict(self):
         """See [`CROPConfig`]; in a log, too, `base` is called so."""
@@ -156,8 +166,36 @@ class TrainConfig(CROPConfig):
         return {name: value for name in ("selector", "selector_sha256") if (value := getattr(self, name))}
 
 
-def check_run(script: ScriptArguments, args: TrainConfig, model: ModelConfig) -> None:
-    """Raise `ValueError`, with one sentence, for settings that are missing or do not go together; mend what may be."""
+class _NotLaunched(TrainConfig):
+    """A configuration that looks at no device."""
+
+    def __post_init__(self):
+        self.check_settings()
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Raise `ValueError` or `OSError` for what is wrong with a run, as far as no device, row or model says so."""
+    kinds = (ScriptArguments, _NotLaunched, ModelConfig)
+    given = ({f.name: settings[f.name] for f in fields(kind) if f.init and f.name in settings} for kind in kinds)
+    script, args, model = (kind(**own) for kind, own in zip(kinds, given))
+    _check_together(script, args, model)
+    for name in ("dataset", "eval_dataset"):
+        source, *of_hub = (getattr(script, f"{name}_{what}") for what in ("name", "config", "revision"))
+        if source:
+            is_local(source, f"{name}_name", *of_hub)
+    models = [("model_name_or_path", model.model_name_or_path)]
+    models += [
+        ("teacher_model_name_or_path", one.teacher_model_name_or_path)
+        for one in args.each_teacher.values()
+        if one.teacher_source == MODEL and not one.teacher_server_urls
+    ]
+    for name, path in models:
+        if not os.path.exists(path) and hub_name(path) is None:
+            raise ValueError(f"`{name}` {path!r} is no folder here, and cannot be the name of a model on the hub.")
+
+
+def _check_together(script: ScriptArguments, args: TrainConfig, model: ModelConfig) -> None:
+    """Settings that are missing or do not go together."""
     teacher = args.teacher_model_name_or_path or args.teacher_server_urls or args.teachers
     for name, value in (
         ("model_name_or_path", model.model_name_or_path),
@@ -174,10 +212,8 @@ def check_run(script: ScriptArguments, args: TrainConfig, model: ModelConfig) ->
             )
     if not args.train and (not script.eval_dataset_name or script.reward == "none"):
         raise ValueError("`--method base` evaluates only; it needs `--eval_dataset_name` and `--reward accuracy`.")
-    targets = model.lora_target_modules
-    if isinstance(targets, str) and targets.isidentifier():
-        # TRL makes a text of a single name, which Peft then takes for a pattern of whole paths.
-        model.lora_target_modules = [targets]
+    if model.model_revision != "main":
+        check_local(model.model_name_or_path, model_revision=model.model_revision)
     adapter = [f.name for f in fields(ModelConfig) if f.name.startswith(("lora_", "use_rslora", "use_dora"))]
     changed = [name for name in adapter if getattr(model, name) != getattr(ModelConfig(), name)]
     if changed and not model.use_peft:
@@ -185,6 +221,15 @@ def check_run(script: ScriptArguments, args: TrainConfig, model: ModelConfig) ->
             f"`{changed[0]}` is for an adapter, and without `use_peft` all weights would be trained; add `--use_peft "
             "true`, or leave it out."
         )
+
+
+def check_run(script: ScriptArguments, args: TrainConfig, model: ModelConfig) -> None:
+    """Raise `ValueError`, with one sentence, for settings that are missing or do not go together; mend what may be."""
+    _check_together(script, args, model)
+    targets = model.lora_target_modules
+    if isinstance(targets, str) and targets.isidentifier():
+        # TRL makes a text of a single name, which Peft then takes for a pattern of whole paths.
+        model.lora_target_modules = [targets]
     if script.heatmap is None:
         script.heatmap = script.can_draw
         if not script.heatmap and args.process_index == 0:

@@ -1,12 +1,17 @@
 """Command lines of all commands: what is wrong in one is said in a sentence, with the nearest option."""
 
 import argparse
+import ast
 import difflib
+import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import MISSING, fields
-from typing import Any
+from functools import wraps
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from trl import TrlParser
 
@@ -54,12 +59,40 @@ class OptionParser(SentenceParser):
         return found
 
 
+def _reading(convert: Callable[[str], Any], kinds: tuple, many: bool) -> Callable[[str], Any]:
+    """`convert` for a setting of some types that also reads what a sweep makes of None, of a list and of a dict."""
+
+    @wraps(convert, updated=())
+    def read(text: str) -> Any:
+        if text == "None" and NoneType in kinds:
+            return None
+        if many and text.startswith("[") or text.startswith("{") and any(dict in (k, get_origin(k)) for k in kinds):
+            with suppress(ValueError, SyntaxError):
+                value = ast.literal_eval(text)
+                return [convert(str(one)) for one in value] if many else json.dumps(value)
+        return convert(text)
+
+    return read
+
+
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings whose value is one word where that is a list or None, and not a list of it."""
+    return {
+        name: value[0] if isinstance(value, list) and len(value) == 1 and isinstance(value[0], list | None) else value
+        for name, value in settings.items()
+    }
+
+
 class SettingsParser(SentenceParser, TrlParser):
     """For a command whose options are the fields of dataclasses, which a `--config` file may set as well."""
 
     def __init__(self, name: str, kinds: tuple[type, ...], doc: str):
         usage = f"crop-trl {name} [--config FILE] [--OPTION VALUE ...]"
         super().__init__(kinds, prog=f"crop-trl {name}", usage=usage, description=doc, formatter_class=_Help)
+        hints = {name: hint for kind in kinds for name, hint in get_type_hints(kind).items()}
+        for action in self._actions:
+            if action.dest in hints:
+                action.type = _reading(action.type or str, get_args(hints[action.dest]), action.nargs == "+")
         self.add_argument("--config", help="YAML file of settings; the command line wins over it.")
 
     def settings(self, argv: list[str] | None) -> dict[str, Any]:
@@ -102,7 +135,7 @@ class SettingsParser(SentenceParser, TrlParser):
             name = left[0].removeprefix("--")
             known = [action.dest for action in self._actions]
             raise ValueError(f"`{name}` in {file!r} is no setting; {nearest(name, known, 'remove it.')}")
-        return vars(self.parse_known_args([])[0]), vars(given)
+        return _flat(vars(self.parse_known_args([])[0])), _flat(vars(given))
 
     def defaults(self) -> dict[str, Any]:
         """Values of the settings that nobody sets."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..files import looks_like_path, read_rows
+from ..files import check_local, looks_like_path, read_rows
 from ..prompts import DEFAULT_PROMPT_TEMPLATE, ORIGINAL, REWORDINGS, check_template, prompt_column, wrap_problem
 
 if TYPE_CHECKING:
@@ -172,16 +172,11 @@ def load_records(
     Triplet records, or other rows, of a JSONL, JSON, CSV or Parquet file or a hub dataset, whose `split`, `config` and
     `revision` the rest says; errors name `setting`.
     """
-    path = Path(source)
-    if path.is_file():
-        rows = read_rows(path)
-        for row in rows if path.suffix.lower() == ".csv" else ():
+    if is_local(source, setting, config, revision):
+        rows = read_rows(source)
+        for row in rows if Path(source).suffix.lower() == ".csv" else ():
             row |= {flag: row[flag].lower() == "true" for flag in FLAGS if row.get(flag)}
         return rows
-    if path.is_dir():
-        raise ValueError(f"`{setting}` {source!r} is a folder; give the file in it.")
-    if looks_like_path(source):
-        raise FileNotFoundError(f"`{setting}` {source!r} does not exist; give a file or a hub dataset's name.")
     import datasets
 
     try:
@@ -195,6 +190,17 @@ def load_records(
         ) from error
 
 
+def is_local(source: str, setting: str, config: str | None = None, revision: str | None = None) -> bool:
+    """Whether rows come from a file and not from the hub. Raises for what can be neither, see [`load_records`]."""
+    of_hub = setting.removesuffix("_name")
+    check_local(source, **{f"{of_hub}_config": config, f"{of_hub}_revision": revision})
+    if Path(source).is_dir():
+        raise ValueError(f"`{setting}` {source!r} is a folder; give the file in it.")
+    if looks_like_path(source) and not Path(source).is_file():
+        raise FileNotFoundError(f"`{setting}` {source!r} does not exist; give a file or a hub dataset's name.")
+    return Path(source).is_file()
+
+
 def load_triplets(
     source: str,
     split: str = "train",
@@ -204,6 +210,7 @@ def load_triplets(
     paraphrases: int = 1,
     config: str | None = None,
     revision: str | None = None,
+    setting: str = "dataset_name",
 ) -> tuple[datasets.Dataset, AdapterReport]:
     """
     Read records and turn them into the trainer's columns.
@@ -221,6 +228,7 @@ def load_triplets(
             How many of each to use at most; beyond the first they come from a record's `alternates`, and the row has
             the plural column too.
         config, revision (`str`): Of a hub dataset: its configuration, and a branch, tag or commit.
+        setting (`str`): What errors call `source`.
 
     Returns:
         The dataset and an [`AdapterReport`].
@@ -230,5 +238,5 @@ def load_triplets(
         `ValueError`: nothing that can be read, a template without `{problem}`, a count below 1, or no record fit for
         training; the message says why each record left.
     """
-    records = load_records(source, split, config=config, revision=revision)
+    records = load_records(source, split, setting, config, revision)
     return build_dataset(records, template, conversational, counterfactuals, paraphrases)

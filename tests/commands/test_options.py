@@ -32,6 +32,26 @@ def test_a_method_and_a_selector_exclude_each_other_where_both_are_asked_for(tmp
     assert settings(*file, "--method", "crop") == {"method": "crop"}
 
 
+def test_values_as_a_sweep_writes_them(tmp_path):
+    """As Python shows them."""
+    (tmp_path / "run.yaml").write_text("max_prompt_length: null\nreward_weights: [1, 2]\nteachers: {a: b}")
+    read = settings(
+        *("--config", str(tmp_path / "run.yaml"), "--num_generations=None", "--heatmap", "None", "--use_vllm=True"),
+        *("--max_prompt_length_kinds=['original', 'counterfactual']", "--lora_target_modules=[]", "--seed", "1"),
+        *("--teacher_init_kwargs={'a': False, 'b': None}", '--model_init_kwargs={"a": false}', "--report_to=None"),
+        "--prompt_template={problem}",
+    )
+    assert read == {
+        **{"max_prompt_length": None, "reward_weights": [1, 2], "teachers": {"a": "b"}, "num_generations": None},
+        **{"heatmap": None, "use_vllm": True, "max_prompt_length_kinds": ["original", "counterfactual"], "seed": 1},
+        **{"lora_target_modules": [], "teacher_init_kwargs": '{"a": false, "b": null}', "report_to": None},
+        **{"model_init_kwargs": '{"a": false}', "prompt_template": "{problem}"},
+    }
+    for wrong in ("--seed=None", "--reward_weights=[a]", "--max_steps=[1]"):
+        with pytest.raises(ValueError, match="invalid (int|float) value: '(None|.a.|.1.)'"):
+            settings(wrong)
+
+
 @pytest.mark.parametrize(
     ("options", "text", "sentence"),
     [

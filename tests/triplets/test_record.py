@@ -4,6 +4,7 @@ import csv
 import inspect
 import io
 import json
+import re
 import warnings
 
 import datasets
@@ -278,6 +279,23 @@ def test_missing_file(source, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError, match=f"{source}.*does not exist"):
         load_records(source)
+
+
+def test_what_is_wrong_with_data_names_their_own_settings(tmp_path):
+    """The tests have no hub."""
+    file = str(write_jsonl(tmp_path / "a.jsonl", [record()]))
+    args = TrainConfig("unused", use_cpu=True, bf16=False)
+    for changed, sentence in (
+        ({"eval_dataset_name": "a/b"}, "`eval_dataset_name` 'a/b' is no file here, and no dataset of that name can be"),
+        ({"eval_dataset_name": "./b"}, "`eval_dataset_name` './b' does not exist"),
+        ({"dataset_revision": "v1"}, f"`dataset_revision` 'v1' is for the hub, and {file!r} lies here; leave it out."),
+        ({"eval_dataset_name": file, "eval_dataset_config": "all"}, "`eval_dataset_config` 'all' is for the hub"),
+    ):
+        with pytest.raises((ValueError, OSError), match=re.escape(sentence)):
+            ScriptArguments(**{"dataset_name": file, **changed}).load(args)
+    with pytest.raises(ValueError, match="`input_revision` 'v1' is for the hub"):
+        problems = TripletSettings(input=[file], input_revision="v1")
+        read_problems(problems, load_domain(problems.domain))
 
 
 def test_a_hub_dataset_is_asked_for_by_configuration_split_and_revision(monkeypatch):
