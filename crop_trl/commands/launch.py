@@ -7,11 +7,14 @@ import sys
 from pathlib import Path
 from subprocess import CalledProcessError
 
+from ..studies.running import end_with_parent
 from .options import SentenceParser
 
 FOLDER = Path(__file__).resolve().parents[1] / "accelerate_configs"
 # What may stand on the command line beside the options of the command itself, as accelerate knows it.
 OPTIONS = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port", "gpu_ids")
+
+_LAUNCHER = "CROP_TRL_LAUNCHER"
 
 
 def is_launched() -> bool:
@@ -52,6 +55,7 @@ def launch(module: str, options: list[str], argv: list[str]) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    os.environ[_LAUNCHER] = str(os.getpid())
     try:
         launch_command(launch_command_parser().parse_args([*options, "--module", module, *argv]))
     except CalledProcessError as error:
@@ -60,6 +64,15 @@ def launch(module: str, options: list[str], argv: list[str]) -> None:
         _end({rank: failure.exitcode for rank, failure in error.failures.items()})
     except (KeyboardInterrupt, SignalException):
         sys.exit(130)
+
+
+def end_with_launcher() -> None:
+    """End this process when its launcher is gone: torchrun's are in sessions of their own, and would go on."""
+    launcher = int(os.environ.pop(_LAUNCHER, os.getpid()))
+    if launcher != os.getpid():
+        end_with_parent(signal.SIGKILL)
+        if os.getppid() == 1 != launcher:
+            sys.exit("error: The launcher of this process was ended.")
 
 
 def _end(codes: dict[int, int]) -> None:

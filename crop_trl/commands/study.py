@@ -25,7 +25,7 @@ from ..studies.tables import study_markdown
 from .errors import told
 from .launch import split_options
 from .options import OptionParser
-from .train import train_parser
+from .train import read_settings, train_parser
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -71,8 +71,19 @@ def name_run(arguments: list[str]) -> NamedRun:
     return named_run(parser.defaults(), file, given)
 
 
+def refusal(arguments: list[str]) -> str | None:
+    """Why `crop-trl train` would refuse some arguments before it looks at devices, data and models."""
+    from ..runs import check_settings
+
+    try:
+        check_settings(read_settings(split_options(arguments)[1])[0])
+    except (ValueError, OSError) as error:
+        return str(error)
+
+
 def train(study: Study, args: argparse.Namespace) -> None:
     """Run what is left."""
+    study.discard()
     print(study.outlook(args.jobs))
     first = True
     with tqdm(total=len(study.runs), initial=len(study.runs) - len(study.left), unit="run", smoothing=0) as bar:
@@ -80,6 +91,7 @@ def train(study: Study, args: argparse.Namespace) -> None:
         def ended(task, status):
             nonlocal first
             study.ended(task, status)
+            study.discard()
             bar.update()
             if first and not study.failed:
                 first = False
@@ -114,16 +126,20 @@ def tabulate(study: Study, args: argparse.Namespace) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Train, tabulate, or show what would be run. Returns 1 where a run failed."""
-    with told(interrupted="Interrupted; all runs were stopped. The same command goes on."):
+    with told(interrupted="Interrupted; the runs that this study had started are stopped. The same command goes on."):
         args = parse(argv)
         defaults = train_parser().defaults()
         study = Study(args.output, runs_of(args.grid, name_run), args.rows, defaults, args.discard_models)
+        refused = {} if args.table else {k: why for k in study.left if (why := refusal(study.runs[k].arguments))}
         if args.dry_run:
             for key, planned in study.runs.items():
-                state = "finished" if key in study.rows else "to run"
+                state = "to run" if key in study.left else "finished"
+                state = f"would be refused. {refused[key]}" if key in refused else state
                 print(f"# {key}: {state}\n{shlex.join(planned.command(args.output))}")
             print(study.outlook(args.jobs))
-            return 0
+            return bool(refused)
+        for key, why in refused.items():
+            raise ValueError(f"{key}: {why}")
         if args.table and not study.asked:
             raise ValueError(
                 f"`output` {str(args.output)!r} holds no finished run; leave out `--table` to run them first."

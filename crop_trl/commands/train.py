@@ -22,9 +22,9 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 import psutil
 
 from ..files import alone_in
-from ..studies.naming import NamedRun, is_finished, named_run
+from ..studies.naming import LOCK, NamedRun, is_finished, named_run
 from .errors import told
-from .launch import is_launched, launch, split_options
+from .launch import end_with_launcher, is_launched, launch, split_options
 
 _MODULE = "crop_trl.commands.train"
 
@@ -72,6 +72,7 @@ def read_settings(argv: list[str]) -> tuple[dict[str, Any], NamedRun | None]:
 
 def main(argv: list[str] | None = None) -> None:
     """Parse, train, evaluate, draw: on this process, which a launcher may have started."""
+    end_with_launcher()
     with told():
         options, argv = split_options(sys.argv[1:] if argv is None else argv)
     if options and not is_launched():
@@ -94,7 +95,7 @@ def _train(argv: list[str], held: ExitStack) -> None:
             if is_finished(folder):
                 return print(f"{folder} is finished; nothing is left to do.")
             if os.environ.get("RANK", "0") == "0":
-                held.enter_context(alone_in(folder / ".lock", f"{str(folder)!r}"))
+                held.enter_context(alone_in(folder / LOCK, f"{str(folder)!r}"))
                 run.claim(folder)
         script, args, model = train_parser().parse_dict(settings)
         if run is not None:
@@ -103,18 +104,19 @@ def _train(argv: list[str], held: ExitStack) -> None:
                 print(f"Half done: goes on from {args.resume_from_checkpoint}.")
         trainer = make_trainer(script, args, model)
         start_reports(trainer)
-    if args.train:
-        if args.eval_on_start and trainer.accelerator.is_main_process:
-            print(f"Evaluating the student on {len(trainer.eval_dataset)} held-out problems, then training.")
-        again = "Interrupted; `--resume_from_checkpoint true` goes on from the last checkpoint, if one was written."
-        with told(SaveError, interrupted=again):
+    again = "Interrupted; `--resume_from_checkpoint true` goes on from the last checkpoint, if one was written."
+    # A full disk, for instance.
+    with told(SaveError, OSError, interrupted=again if args.train else None):
+        if args.train:
+            if args.eval_on_start and trainer.accelerator.is_main_process:
+                print(f"Evaluating the student on {len(trainer.eval_dataset)} held-out problems, then training.")
             if trainer.accelerator.is_main_process:
                 asked = (script.prompt_template, script.conversational, args.chat_template_kwargs)
                 save_how_asked(args.output_dir, *asked)
             trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
             trainer.save_model()
             trainer.save_state()
-    finish_run(trainer, script.heatmap, psutil.Process().create_time())
+        finish_run(trainer, script.heatmap, psutil.Process().create_time())
 
 
 if __name__ == "__main__":

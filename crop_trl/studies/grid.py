@@ -40,13 +40,22 @@ def read_grid(path: str | Path) -> Grid:
         raise ValueError(
             f"{str(path)!r} has no `command`; write [crop-trl, train, --config, FILE, ${{args}}] with your FILE."
         )
-    parameters = {}
-    for name, given in (content.get("parameters") or {}).items():
-        one = isinstance(given, dict) and not set(given) - _KNOWN and len({"value", "values"} & set(given)) == 1
-        if not one or not isinstance(given.get("values", []), list):
-            raise ValueError(f"{str(path)!r}: `{name}` needs `values`, a list, or `value`; a grid takes nothing else.")
-        parameters[name] = given["values"] if "values" in given else [given["value"]]
+    parameters = content.get("parameters") or {}
+    if not isinstance(parameters, dict):
+        raise ValueError(f"{str(path)!r}: `parameters` names none; write lines such as `seed: {{values: [0, 1]}}`.")
+    parameters = {name: _values(given) for name, given in parameters.items()}
+    for name, values in parameters.items():
+        if not isinstance(values, list) or not values:
+            raise ValueError(
+                f"{str(path)!r}: `{name}` needs `values`, a list that is not empty, or `value`; a grid takes nothing "
+                "else."
+            )
     return Grid(Path(path), [str(word) for word in command], str(content.get("program", "")), parameters)
+
+
+def _values(given: Any) -> Any:
+    one = isinstance(given, dict) and not set(given) - _KNOWN and len({"value", "values"} & set(given)) == 1
+    return given.get("values", [given.get("value")]) if one else None
 
 
 def expand(command: list[str], values: Mapping[str, Any], program: str = "") -> list[str]:

@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from ..files import read_object, write_json
 from ..text import masked
 from ..training.results import FILE
 
-SETTINGS = "settings.json"
+SETTINGS, LOCK = "settings.json", ".lock"
 # What changes nothing of what is trained and measured: where a run lies, what it saves and tells.
 _APART = ("config", "output_dir", "runs_dir", "run_name", "project", "world", "heatmap", "disable_tqdm", "use_cpu")
 _APART += ("resume_from_checkpoint", "report_to", "selection_export_steps", "ddp_timeout")
@@ -32,7 +34,17 @@ def is_finished(folder: Path) -> bool:
 
 
 def _as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return json.loads(json.dumps(masked(dict(settings)), default=str))
+    found = {name: _in_one_spelling(name, value) for name, value in settings.items()}
+    return json.loads(json.dumps(masked(found), default=str))
+
+
+def _in_one_spelling(name: str, value: Any) -> Any:
+    """A value that a text may hold in several: JSON, or a path."""
+    if isinstance(value, str) and value.startswith(("{", "[")):
+        with suppress(ValueError):
+            return json.loads(value)
+    is_path = isinstance(value, str) and value and name.endswith(("_path", "dataset_name", "selector"))
+    return os.path.normpath(value) if is_path else value
 
 
 def _cut(text: str, whole: str, length: int) -> str:
@@ -41,7 +53,7 @@ def _cut(text: str, whole: str, length: int) -> str:
 
 def shown(value: Any) -> str:
     """A value as part of a file's name; what cannot stand there is left out and told apart by a hash."""
-    text = value if isinstance(value, str) else json.dumps(value)
+    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
     if len(text) <= _LONGEST_VALUE and re.fullmatch(r"[\w.+-]+", text, re.ASCII) and text.strip("."):
         return text
     # Of a path the last part says most.
@@ -70,7 +82,7 @@ class NamedRun:
 
     def check_same(self, stored: Mapping[str, Any], where: str) -> None:
         """Raise `ValueError` where the settings stored under its name are another run's."""
-        own, theirs = ({**self.defaults, **each} for each in (self.own_settings, stored))
+        own, theirs = ({**self.defaults, **each} for each in (self.own_settings, _as_json(stored)))
         for name in sorted({*own, *theirs}):
             if own.get(name) != theirs.get(name):
                 raise ValueError(

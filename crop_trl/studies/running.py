@@ -1,5 +1,6 @@
 """Processes side by side, as many as there are places; whatever ends this program ends them too."""
 
+import ctypes
 import os
 import shlex
 import signal
@@ -13,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from tqdm import tqdm
 
+from ..files import InUseError, alone_in
 from ..text import masked_arguments
 
 _LOOK = 0.2
@@ -24,32 +27,56 @@ _GRACE = 5
 
 @dataclass(frozen=True)
 class Task:
-    """A command whose output goes to the end of a file."""
+    """A command whose output goes to the end of a file; `lock` is held while somebody is at it."""
 
     name: str
     command: list[str]
     log: Path
+    lock: Path | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether somebody is at it now."""
+        if self.lock is None or not self.lock.is_file():
+            return False
+        try:
+            with alone_in(self.lock, self.name):
+                return False
+        except InUseError:
+            return True
 
 
 def run_tasks(tasks: Iterable[Task], jobs: int, gpus: Sequence[str], ended: Callable[[Task, int], None]) -> None:
-    """Run commands, `jobs` at a time, dealt over `gpus` if there are any; `ended` is told of each and its status."""
-    waiting, free, running = deque(tasks), deque(range(jobs)), {}
+    """
+    Run commands, `jobs` at a time, dealt over `gpus` if there are any; `ended` is told of each and its status. What
+    another process is at has its turn after that.
+    """
+    waiting, free, running, told = list(tasks), deque(range(jobs)), {}, set()
     environment = dict(os.environ)
     if jobs > 1:
         # Or each would take all cores for itself.
         environment.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // jobs)))
     with _ending_with(running):
         while waiting or running:
-            while waiting and free:
-                place = free.popleft()
-                own = {"CUDA_VISIBLE_DEVICES": gpus[place % len(gpus)]} if gpus else {}
-                running[place] = _start(waiting.popleft(), {**environment, **own})
+            for task in list(waiting) if free else ():
+                if task.is_held:
+                    if task.name not in told:
+                        tqdm.write(f"{task.name} is being trained by another process; its turn is when that has ended.")
+                    told.add(task.name)
+                elif free:
+                    waiting.remove(task)
+                    place = free.popleft()
+                    own = {"CUDA_VISIBLE_DEVICES": gpus[place % len(gpus)]} if gpus else {}
+                    running[place] = _start(task, {**environment, **own})
             time.sleep(_LOOK)
             for place, (task, process) in list(running.items()):
                 if process.poll() is not None:
                     del running[place]
                     free.append(place)
-                    ended(task, process.returncode)
+                    if process.returncode > 0 and task.is_held:
+                        waiting.append(task)  # it gave way to the other
+                    else:
+                        ended(task, process.returncode)
 
 
 def _start(task: Task, environment: dict[str, str]) -> tuple[Task, subprocess.Popen]:
@@ -58,19 +85,26 @@ def _start(task: Task, environment: dict[str, str]) -> tuple[Task, subprocess.Po
         command = shlex.join(masked_arguments(task.command)).replace("\n", "\\n")
         log.write(f"{_BEGIN}{command}\n")
         log.flush()
-        # In the process group of this program: what kills the group kills them.
         streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
-        return task, subprocess.Popen(task.command, env=environment, **streams)
+        return task, subprocess.Popen(task.command, env=environment, preexec_fn=end_with_parent, **streams)
+
+
+def end_with_parent(number: int = signal.SIGTERM) -> None:
+    """Let Linux send this process a signal when the one that started it is gone, be it by kill -9."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, number)  # PR_SET_PDEATHSIG
 
 
 @contextmanager
 def _ending_with(running: dict):
     """End all that runs, children of children too, when the block does."""
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        # Nothing is to come between.
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         processes = []
         for _, process in running.values():
             with suppress(psutil.NoSuchProcess):
@@ -82,6 +116,8 @@ def _ending_with(running: dict):
         for process in psutil.wait_procs(processes, timeout=_GRACE)[1]:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def last_lines(log: Path, count: int = 12) -> list[str]:

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from ..planning.shape import shape_of
 from ..training.results import RunResult
 from . import rows
 from .grid import read_grid, train_arguments
-from .naming import NamedRun, is_finished
+from .naming import LOCK, NamedRun, is_finished
 from .running import Task, last_lines
 
 LOG = "log.txt"
@@ -75,7 +76,11 @@ class Study:
 
     def tasks(self) -> list[Task]:
         """What is left to run."""
-        return [Task(k, self.runs[k].command(self.output, CROP_TRL), self.output / k / LOG) for k in self.left]
+        folders = {key: self.output / key for key in self.left}
+        return [
+            Task(key, self.runs[key].command(self.output, CROP_TRL), folder / LOG, folder / LOCK)
+            for key, folder in folders.items()
+        ]
 
     @property
     def asked(self) -> dict[str, rows.Row]:
@@ -129,19 +134,22 @@ class Study:
             self.save()
         else:
             self.failed.append(task.name)
-            said = f"{task.name} failed with status {status}. The end of {task.log}:"
+            how = f"failed with status {status}" if status >= 0 else f"was ended by {signal.Signals(-status).name}"
+            said = f"{task.name} {how}. The end of {task.log}:"
             tqdm.write("\n".join([said, *(f"    {line}" for line in last_lines(task.log))]))
 
     def _collect(self, key: str) -> None:
         self.rows[key] = rows.row_of(self.output / key, key, self.defaults)
 
     def save(self) -> None:
-        """Write the table, then let go of models that are not to stay."""
+        """Write the table."""
         rows.write_rows(self.table, self.rows)
+
+    def discard(self) -> None:
+        """Let go of the checkpoints of runs that have a row, and of models that are not to stay."""
         # Those of runs that were not asked for are not ours to delete.
-        for key in self.runs.keys() & self.rows.keys() if self.discard_models else ():
-            folder = self.output / key
-            for path in [*folder.glob("checkpoint-*"), *_weights_in(folder)]:
+        for folder in (self.output / key for key in self.runs if key in self.rows):
+            for path in [*folder.glob("checkpoint-*"), *(_weights_in(folder) if self.discard_models else ())]:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def outlook(self, jobs: int) -> str:
@@ -156,20 +164,23 @@ class Study:
         elif left:
             lines.append("The first run that finishes tells how long the others take.")
         if left and (size := self._disk(jobs)):
-            shown = f"{size / 1e9:,.0f}" if size > 1e10 else f"{size / 1e9:.2g}"
-            lines.append(f"They take {shown} GB of disk; {_free(self.output) / 1e9:,.0f} GB are free.")
+            lines.append(f"They take {_gigabytes(size)} of disk at most; {_gigabytes(_free(self.output))} are free.")
         return " ".join(lines)
 
     def _disk(self, jobs: int) -> float:
-        """Bytes of what is left, as far as students are known: their weights, and the checkpoints that are kept."""
-        sizes = []
+        """Bytes of what is left, as far as students are known: all weights, and the checkpoints of those that run."""
+        staying, passing = 0, []
         for key in self.left:
             settings = {**self.defaults, **self.runs[key].run.settings}
-            saved = settings["max_steps"] // settings["save_steps"] if settings["save_strategy"] == "steps" else 0
-            saved = max(0, min(saved, settings["save_total_limit"] or saved))
-            # Weights in float32, in a checkpoint with both moments of AdamW.
-            sizes.append(_parameters(settings["model_name_or_path"]) * (4 + 12 * saved) * (not settings["use_peft"]))
-        return sum(sorted(sizes)[-jobs:] if self.discard_models else sizes)
+            # In float32, in a checkpoint with both moments of AdamW.
+            weights = 4 * _parameters(settings["model_name_or_path"] or "") * (not settings["use_peft"])
+            passing.append(3 * weights * _checkpoints(settings) + weights * self.discard_models)
+            staying += weights * (not self.discard_models)
+        return staying + sum(sorted(passing)[-jobs:])
+
+
+def _gigabytes(size: float) -> str:
+    return f"{size / 1e9:,.0f} GB" if size > 1e10 else f"{size / 1e9:.2g} GB"
 
 
 def _how_asked(settings: Mapping[str, Any]) -> list[str]:
@@ -182,6 +193,16 @@ def _how_asked(settings: Mapping[str, Any]) -> list[str]:
 
 def _weights_in(folder: Path) -> list[Path]:
     return [path for pattern in _WEIGHTS for path in folder.glob(pattern)]
+
+
+def _checkpoints(settings: Mapping[str, Any]) -> int:
+    """How many a run has at once at most; 0 where that is not known."""
+    steps, every, limit = (settings[name] for name in ("max_steps", "save_steps", "save_total_limit"))
+    if settings["save_strategy"] != "steps" or steps < 1 or every <= 0:
+        return 0
+    saved = int(steps // (every if every >= 1 else math.ceil(every * steps)))
+    # One is deleted after the next is written.
+    return min(saved, limit + 1) if limit else saved
 
 
 @cache

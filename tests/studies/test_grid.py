@@ -16,6 +16,7 @@ from crop_trl.studies.study import runs_of
 ROOT = Path(__file__).parents[2]
 VALUES = {"method": "crop", "learning_rate": 1e-05, "seed": 1, "use_vllm": True, "use_peft": False, "teacher": None}
 VALUES |= {"teacher_init_kwargs": '{"dtype": "float32"}', "model_name_or_path": "a folder/x", "rate": "1e-5"}
+VALUES |= {"reward_weights": [0.5, 1], "teachers": {"a": None}}
 COMMANDS = [
     ["${env}", "FOO=1", "${interpreter}", "${program}", "${args}"],
     ["crop-trl", "train", "--config", "${envvar:BASE_OF_A_TEST}/a.yaml", "${args_no_boolean_flags}"],
@@ -83,8 +84,10 @@ def test_a_grid_is_every_combination_once_however_many_files_name_it(tmp_path, m
     [
         ({"method": "bayes"}, "has `method` 'bayes'; a study runs `method: grid`."),
         ({"command": None}, "has no `command`; write [crop-trl, train, --config, FILE, ${args}] with your FILE."),
-        ({"parameters": {"seed": {"min": 0, "max": 3}}}, "`seed` needs `values`, a list, or `value`"),
-        ({"parameters": {"seed": [1, 2]}}, "`seed` needs `values`, a list, or `value`"),
+        ({"parameters": {"seed": {"min": 0, "max": 3}}}, "`seed` needs `values`, a list that is not empty, or"),
+        ({"parameters": {"seed": [1, 2]}}, "`seed` needs `values`, a list that is not empty, or `value`"),
+        ({"parameters": {"seed": {"values": []}}}, "`seed` needs `values`, a list that is not empty, or `value`"),
+        ({"parameters": ["seed"]}, "`parameters` names none; write lines such as `seed: {values: [0, 1]}`."),
         ({"command": ["python", "x.py", "${args}"]}, "`command` starts 'python x.py'; a study runs `crop-trl train`."),
         ({"command": ["crop-trl", "train", "${args_yaml}"]}, "`command` has ${args_yaml}, which a study does not know"),
         (
@@ -99,6 +102,22 @@ def test_a_mistake_in_a_grid_gets_one_sentence(tmp_path, content, sentence):
     with pytest.raises(ValueError, match=re.escape(sentence)) as caught:
         runs_of([sweep(tmp_path, **content)], name_run)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_values_of_every_kind_reach_the_run_and_one_value_in_two_spellings_is_one_run(tmp_path):
+    one = {"teacher_init_kwargs": {"a": False, "b": [None]}, "max_prompt_length": None, "reward_weights": [0.5, 1]}
+    one |= {"max_prompt_length_kinds": ["original"], "model_name_or_path": "models/a", "teacher_server_urls": None}
+    other = {**one, "teacher_init_kwargs": '{"b": [null], "a": false}', "model_name_or_path": "./models//b/../a/"}
+    grids = [
+        sweep(tmp_path, f"{i}.yaml", command=["crop-trl", "train", "${args}"],
+              parameters={name: {"values": [value]} for name, value in values.items()})
+        for i, values in enumerate((one, other))
+    ]  # fmt: skip
+    (run,) = runs_of(grids, name_run).values()
+    assert run.run.settings == one
+    assert "max_prompt_length=null,max_prompt_length_kinds=original~" in run.run.name
+    # What was stored in the other spelling.
+    run.run.check_same(other, "here")
 
 
 def test_the_programs_that_a_command_may_start():

@@ -16,8 +16,10 @@ import yaml
 
 from crop_trl.commands import study
 from crop_trl.files import read_rows
+from crop_trl.planning.shape import shape_of
+from crop_trl.studies.naming import named_run
 from crop_trl.studies.running import Task, last_lines, run_tasks
-from crop_trl.studies.study import Study
+from crop_trl.studies.study import PlannedRun, Study
 from crop_trl.training.checkpoints import last_with_steps_left
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +33,7 @@ def at_the_root(monkeypatch):
     monkeypatch.chdir(ROOT)
 
 
-def make_grid(folder: Path, **parameters) -> Path:
+def make_grid(folder: Path, file: str = "grid.yaml", launch: str = "cpu", **parameters) -> Path:
     """A grid of runs that take two steps each."""
     base = yaml.safe_load((ROOT / "examples/configs/tiny_math.yaml").read_text())
     for name in ("dataset_name", "eval_dataset_name"):
@@ -42,15 +44,15 @@ def make_grid(folder: Path, **parameters) -> Path:
     base |= {"save_strategy": "steps", "save_steps": 1, "heatmap": False, "logging_steps": 1, "world": "short"}
     base["chat_template_kwargs"] = {"mood": "calm"}
     (folder / "base.yaml").write_text(yaml.safe_dump(base))
-    train = ["crop-trl", "train", "--accelerate_config", "cpu", "--config", str(folder / "base.yaml"), "${args}"]
+    train = ["crop-trl", "train", "--accelerate_config", launch, "--config", str(folder / "base.yaml"), "${args}"]
     values = {name: {"values": value} for name, value in parameters.items()}
     grid = {"method": "grid", "program": "crop-trl", "command": train, "parameters": values}
-    (folder / "grid.yaml").write_text(yaml.safe_dump(grid, sort_keys=False))
-    return folder / "grid.yaml"
+    (folder / file).write_text(yaml.safe_dump(grid, sort_keys=False))
+    return folder / file
 
 
-def start(grid: Path, output: Path, *options: str) -> subprocess.Popen:
-    words = [sys.executable, "-m", "crop_trl.commands", "study", str(grid), "--output", str(output), *options]
+def start(output: Path, *grids: Path, options: tuple[str, ...] = ()) -> subprocess.Popen:
+    words = [sys.executable, "-m", "crop_trl.commands", "study", *map(str, grids), "--output", str(output), *options]
     environment = {k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "RANK", "ACCELERATE_USE_CPU")}
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(words, env=environment, start_new_session=True, **streams)
@@ -65,20 +67,21 @@ def wait_for(condition, process: subprocess.Popen) -> None:
 
 @pytest.mark.multiprocess
 def test_a_study_that_is_killed_twice_ends_with_a_row_for_each_run(tmp_path, capsys):
-    grid = make_grid(tmp_path, retention_ratio=[0.2, 0.5, 1.5], method=["random"])
+    grid = make_grid(tmp_path, retention_ratio=[0.2, 0.5], method=["random"])
+    fails = make_grid(tmp_path, "fails.yaml", max_prompt_length=[5], method=["random"])
     output = tmp_path / "out"
     first, second = (output / f"short/method=random,{more}seed=0" for more in ("", "retention_ratio=0.5,"))
     for reached in (lambda: list(output.glob("*/*/checkpoint-1")), (first / "result.json").is_file):
-        process = start(grid, output)
+        process = start(output, grid, fails)
         wait_for(reached, process)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     saved = (first / "result.json").stat().st_mtime_ns
-    process = start(grid, output, "--jobs", "2")
+    process = start(output, grid, fails, options=("--jobs", "2"))
     said = process.communicate()[0]
     assert process.returncode == 1, said
     assert "3 runs: 1 finished, 2 to go, 2 at a time." in said
-    assert "error: `retention_ratio` must lie in (0, 1], got 1.5" in said and "1 failed: short/method=random," in said
+    assert "error: No row is left of 16: " in said and "1 failed: short/method=random,max_prompt_length=5" in said
     assert (first / "result.json").stat().st_mtime_ns == saved
     assert "Half done: goes on from" in (first / "log.txt").read_text()
     assert json.loads((second / "result.json").read_text())["steps"] == 2
@@ -104,11 +107,11 @@ def test_a_study_that_is_killed_twice_ends_with_a_row_for_each_run(tmp_path, cap
     assert (first / "evaluation/results.json").stat().st_mtime_ns == evaluated
     capsys.readouterr()
 
-    # Without the run that fails; then weights may go.
-    grid = make_grid(tmp_path, retention_ratio=[0.2, 0.5], method=["random"])
-    assert list(output.rglob("*.safetensors")) and study.main([str(grid), "--output", str(output)]) == 0
+    # Without the run that fails. Checkpoints went with the row of their run, now weights may go.
+    assert not list(output.rglob("checkpoint-*")) and len(list(output.rglob("*.safetensors"))) == 2
+    assert study.main([str(grid), "--output", str(output)]) == 0 and len(list(output.rglob("*.safetensors"))) == 2
     assert study.main([str(grid), "--output", str(output), "--discard_models"]) == 0
-    assert not list(output.rglob("*.safetensors")) and not list(output.rglob("checkpoint-*"))
+    assert not list(output.rglob("*.safetensors"))
     left = study.Study(output, {}, [], study.train_parser().defaults()).evaluations(["AIME24"], [])
     assert [task.name for task in left] == ["short/method=base"]
     # The untrained student is asked as the trained ones are.
@@ -149,6 +152,53 @@ def test_a_mistake_gets_one_sentence(tmp_path):
         with pytest.raises(SystemExit) as stopped:
             study.main([*words, "--output", str(tmp_path / "out")])
         assert sentence in str(stopped.value) and len(str(stopped.value).splitlines()) == 1, stopped.value
+
+
+def test_what_a_run_would_be_refused_for_is_known_before_any_starts(tmp_path, capsys):
+    mistakes = {
+        "method": ("crpo", "Unknown method 'crpo': choose one of base, cf-opd"),
+        "retention_ratio": (1.5, "`retention_ratio` must lie in (0, 1], got 1.5"),
+        "beta": (0.1, "`beta=0.1` does not work here"),
+        "reward": ("acc", "`reward` 'acc' is not known"),
+        "dataset_name": ("./none.jsonl", "`dataset_name` './none.jsonl' does not exist"),
+        "eval_dataset_revision": ("v2", "`eval_dataset_revision` 'v2' is for the hub, and "),
+        "teacher_revision": ("v2", "`teacher_revision` 'v2' is for the hub, and "),
+        "model_revision": ("v2", "`model_revision` 'v2' is for the hub, and "),
+        "model_name_or_path": ("runs/no/model", "`model_name_or_path` 'runs/no/model' is no folder here"),
+        "teacher_model_name_or_path": (None, "`--teacher_model_name_or_path` is not set"),
+        "teacher_init_kwargs": ({"dtype": "float17"}, "`dtype` 'float17' in `teacher_init_kwargs` is no type"),
+        "prompts_per_step": (3, "`prompts_per_step` 3 x `num_generations` 4 = 12 responses do not divide"),
+    }
+    grids = [make_grid(tmp_path, f"{name}.yaml", **{name: [value]}) for name, (value, _) in mistakes.items()]
+    options = [str(make_grid(tmp_path, seed=[0])), *map(str, grids), "--output", str(tmp_path / "out")]
+    assert study.main([*options, "--dry_run"]) == 1
+    states = [line.partition(": ")[2] for line in capsys.readouterr().out.splitlines() if line.startswith("# ")]
+    assert states.pop(0) == "to run"
+    for state, (_, sentence) in zip(states, mistakes.values(), strict=True):
+        assert state.startswith(f"would be refused. {sentence}"), state
+    with pytest.raises(SystemExit, match="error: short/method=crpo,seed=0: Unknown method 'crpo'"):
+        study.main(options)
+    assert not list(tmp_path.glob("out/*/*"))
+
+
+def test_the_disk_that_a_study_takes(tmp_path):
+    defaults = {"method": "crop", "model_name_or_path": "examples/tiny_math/models/student", "use_peft": False}
+    defaults |= {"save_strategy": "steps", "save_steps": 5, "save_total_limit": None, "max_steps": 20, "seed": 0}
+    weights = 4 * shape_of(defaults["model_name_or_path"], offline=True).parameters
+
+    def disk(jobs: int = 1, discard_models: bool = False, seeds: int = 1, **settings) -> float:
+        runs = [named_run(defaults, {}, {**settings, "seed": seed}) for seed in range(seeds)]
+        runs = {run.key: PlannedRun(run, [], []) for run in runs}
+        return Study(tmp_path, runs, [], defaults, discard_models)._disk(jobs) / weights
+
+    assert disk() == 1 + 3 * 4
+    # Weights stay, checkpoints are of those that run.
+    assert disk(seeds=5) == 5 + 3 * 4 and disk(seeds=5, jobs=2) == 5 + 2 * 3 * 4
+    assert disk(seeds=5, jobs=2, discard_models=True) == 2 * (1 + 3 * 4)
+    # As many as may stay and the next; a share of the steps; none; a number that is not known.
+    assert disk(save_total_limit=1) == 1 + 3 * 2 and disk(save_steps=0.5) == 1 + 3 * 2
+    none = ({"save_steps": 0}, {"save_steps": -1}, {"max_steps": -1}, {"save_strategy": "no"})
+    assert all(disk(**settings) == 1 for settings in none) and disk(model_name_or_path=None) == 0
 
 
 def test_the_checkpoint_that_a_run_goes_on_from_leaves_a_step(tmp_path):
@@ -212,7 +262,7 @@ def test_the_command_of_an_agent_makes_the_same_run_and_reports_to_wandb(tmp_pat
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_ends_a_study_ends_its_runs(tmp_path, number):
-    process = start(make_grid(tmp_path, seed=[0, 1]), tmp_path / "out", "--jobs", "2")
+    process = start(tmp_path / "out", make_grid(tmp_path, seed=[0, 1]), options=("--jobs", "2"))
     family = psutil.Process(process.pid)
     # Two launchers, each with its trainer.
     wait_for(lambda: len(family.children(recursive=True)) >= 4, process)
@@ -220,9 +270,75 @@ def test_what_ends_a_study_ends_its_runs(tmp_path, number):
     process.send_signal(number)
     said = process.communicate()[0]
     assert process.returncode != 0 and not psutil.wait_procs(children, timeout=0)[1]
-    assert "Traceback" not in said and ("Interrupted; all runs were stopped." in said) == (number == signal.SIGINT), (
-        said
+    assert "Traceback" not in said, said
+    assert ("the runs that this study had started are stopped." in said) == (number == signal.SIGINT), said
+
+
+TWO_PROCESSES = """
+compute_environment: LOCAL_MACHINE
+distributed_type: MULTI_GPU
+mixed_precision: "no"
+use_cpu: false
+num_machines: 1
+num_processes: 2
+"""
+
+
+@pytest.mark.multiprocess
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process cannot ask to end with its parent")
+def test_kill_9_leaves_no_process_of_a_run_behind(tmp_path):
+    """Those that torchrun starts have sessions of their own."""
+    launch, output = tmp_path / "two.yaml", tmp_path / "out"
+    launch.write_text(TWO_PROCESSES)
+    shorter = {"per_device_train_batch_size": [4], "use_cpu": [True], "reward": ["none"], "max_steps": [1]}
+    grid = make_grid(tmp_path, launch=str(launch), **shorter)
+    for number, whom in enumerate(("group", "study", "launcher", "worker")):
+        process = start(output, grid)
+
+        def is_training(number=number):
+            starts = "".join(log.read_text() for log in output.glob("*/*/log.txt")).split("== started: ")[1:]
+            return len(starts) > number and "Training data" in starts[number]
+
+        wait_for(is_training, process)
+        (launcher,) = psutil.Process(process.pid).children()
+        workers = launcher.children()
+        assert len(workers) == 2
+        if whom == "group":
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            {"study": process, "launcher": launcher, "worker": workers[1]}[whom].send_signal(signal.SIGKILL)
+        # A minute ends what hangs; all end at once.
+        assert not psutil.wait_procs([launcher, *workers], timeout=60)[1], whom
+        process.communicate()
+    process = start(output, grid)
+    said = process.communicate()[0]
+    assert process.returncode == 0 and "All 1 runs are finished" in said, said
+    assert [row["steps"] for row in read_rows(output / "runs.parquet")] == [1]
+
+
+def test_what_another_process_is_at_has_its_turn_after_that(tmp_path, capsys):
+    lock, go = tmp_path / "a" / ".lock", tmp_path / "go"
+    hold = tmp_path / "hold.py"
+    hold.write_text(
+        "import sys, time\nfrom pathlib import Path\nfrom crop_trl.files import alone_in\n"
+        f"with alone_in({str(lock)!r}, 'x'):\n    Path(sys.argv[1]).touch()\n"
+        f"    while not Path({str(go)!r}).exists():\n        time.sleep(0.05)"
     )
+    held = f"{sys.executable} {hold} $1 & while [ ! -e $1 ]; do sleep 0.05; done"
+    other = Task("other", ["touch", str(go)], tmp_path / "other.txt")
+    found = []
+    # Held before, by a process that goes on until the other command has run.
+    subprocess.run(["sh", "-c", held, "sh", str(tmp_path / "held")], check=True)
+    task = Task("task", ["true"], tmp_path / "task.txt", lock)
+    run_tasks([task, other], 1, [], lambda *end: found.append(end))
+    assert found == [(other, 0), (task, 0)]
+    assert capsys.readouterr().out.count("task is being trained by another process") == 1
+    # Taken by such a process just after it was free, so that the command that was started has to give way.
+    go.unlink()
+    script = f'[ -e "$1" ] && exit 0; {held}; exit 1'
+    task = Task("task", ["sh", "-c", script, "sh", str(tmp_path / "again")], tmp_path / "task.txt", lock)
+    run_tasks([task, other], 1, [], lambda *end: found.append(end))
+    assert found[2:] == [(other, 0), (task, 0)]
 
 
 def test_models_of_runs_that_were_not_asked_for_stay(tmp_path):
