@@ -37,6 +37,7 @@ from .prompts import (
 from .scoring.placement import MODEL
 from .trainer import CROPTrainer
 from .training.cards import hub_name
+from .training.reporting import send_page
 from .training.results import RunResult, current_commit, statistics_of
 from .triplets import DEFAULT_PROMPT_TEMPLATE, load_triplets
 from .triplets.record import is_local
@@ -72,6 +73,11 @@ class ScriptArguments:
         None,
         "Whether to end with a picture of the tokens kept in one held-out response; by default where matplotlib is "
         "installed.",
+    )
+    view: bool | None = option(
+        None,
+        "Whether to end with a page of answers to held-out problems, in which to see what every method would keep; by "
+        "default unless `--heatmap false`.",
     )
     world: str | None = option(
         None, "Name of models and data in the tables of a study; by default that of the --config file."
@@ -230,6 +236,8 @@ def check_run(script: ScriptArguments, args: TrainConfig, model: ModelConfig) ->
     if isinstance(targets, str) and targets.isidentifier():
         # TRL makes a text of a single name, which Peft then takes for a pattern of whole paths.
         model.lora_target_modules = [targets]
+    if script.view is None:
+        script.view = script.heatmap is not False
     if script.heatmap is None:
         script.heatmap = script.can_draw
         if not script.heatmap and args.process_index == 0:
@@ -290,11 +298,11 @@ def _shown(accuracy: float, interval: tuple[float, float] | None) -> str:
     return f"{accuracy:.3f}" + (f" ({interval[0]:.3f} to {interval[1]:.3f})" if interval else "")
 
 
-def save_heatmap(trainer: CROPTrainer, folder: Path) -> None:
-    """Draw what the method keeps in one held-out response."""
-    from .analysis.heatmap import save_html, save_png
-    from .analysis.inspect import inspect_response
-
+def _rows_to_show(trainer: CROPTrainer) -> tuple[list[dict], list[dict]]:
+    """
+    Rows of which answers are worth a look, held-out ones where there are any: those with all prompts that a picture
+    shows, and those of a page, which takes what there is.
+    """
     sources = [dataset for dataset in (trainer.eval_dataset, trainer.train_dataset) if dataset is not None]
     method = get_method(trainer.args.method)
     kinds = prompt_kinds(method.needs)
@@ -304,15 +312,40 @@ def save_heatmap(trainer: CROPTrainer, folder: Path) -> None:
         for dataset in sources:
             rows = (dataset[i] for i in range(min(LOOKED_AT, len(dataset))))
             whole = whole or [row for row in rows if all(prompt_variants(row, kind) for kind in kinds)]
-    if not whole:
+    return whole, whole or [sources[0][i] for i in range(min(LOOKED_AT, len(sources[0])))]
+
+
+def save_heatmap(trainer: CROPTrainer, folder: Path) -> None:
+    """Draw what the method keeps in one held-out response."""
+    from .analysis.heatmap import save_png
+    from .analysis.inspect import inspect_response
+
+    rows, _ = _rows_to_show(trainer)
+    if not rows:
         if trainer.accelerator.is_main_process:
             print("No heat map is drawn: it shows a triplet, and the data hold prompts alone.")
         return
-    heatmap = inspect_response(trainer, *whole)
+    heatmap = inspect_response(trainer, *rows)
     if trainer.accelerator.is_main_process:
         save_png(heatmap, folder / "heatmap.png")
-        save_html(heatmap, folder / "heatmap.html")
-        print(f"Tokens kept in one response: {folder / 'heatmap.png'} and {folder / 'heatmap.html'}")
+        print(f"Tokens kept in one response: {folder / 'heatmap.png'}")
+
+
+def save_view(trainer: CROPTrainer, folder: Path) -> None:
+    """Write the page of some held-out responses, and hand it to what the run reports to."""
+    from .analysis.bank import collect_bank
+    from .viewer.page import bank_page, save_page
+
+    bank = collect_bank(trainer, _rows_to_show(trainer)[1])
+    if not trainer.accelerator.is_main_process:
+        return
+    args = trainer.args
+    bank.settings = {"method": args.method, **trainer.run_settings, "seed": args.seed}
+    title = f"What {args.method} keeps after {trainer.state.global_step} steps, and what others would"
+    path = folder / "view.html"
+    save_page(bank_page(bank, trainer.processing_class, args.selection_settings, title=title, method=args.method), path)
+    print(f"Look inside {len(bank.prompts)} answers, token by token, under every method: open {path} in a browser.")
+    send_page(trainer, path)
 
 
 def _scoring_passes(trainer: CROPTrainer) -> int:
@@ -324,10 +357,13 @@ def _scoring_passes(trainer: CROPTrainer) -> int:
     return count
 
 
-def finish_run(trainer: CROPTrainer, heatmap: bool = False, started: float | None = None) -> RunResult:
+def finish_run(
+    trainer: CROPTrainer, heatmap: bool = False, started: float | None = None, view: bool = False
+) -> RunResult:
     """
-    Measure the accuracy after training, write `result.json` and draw a heat map; without training, `base` is measured.
-    `started` is the time since which its seconds count. Returns the result on every process.
+    Measure the accuracy after training, write `result.json`, draw a heat map and write the page of some answers;
+    without training, `base` is measured. `started` is the time since which its seconds count. Returns the result on
+    every process.
     """
     args, state, folder = trainer.args, trainer.state, Path(trainer.args.output_dir)
     trained = state.global_step > 0
@@ -364,4 +400,6 @@ def finish_run(trainer: CROPTrainer, heatmap: bool = False, started: float | Non
     # Last, so that numbers and model are safe whatever becomes of a picture.
     if heatmap and trained:
         save_heatmap(trainer, folder)
+    if view and trained:
+        save_view(trainer, folder)
     return result

@@ -58,8 +58,8 @@ def main() -> None:
         trainer.save_model()
         trainer.save_state()
 
-    # Accuracy before and after, `result.json`, and what the method keeps of one response.
-    finish_run(trainer, script.heatmap)
+    # Accuracy before and after, `result.json`, and what the method keeps: a picture of one response, a page of several.
+    finish_run(trainer, script.heatmap, view=script.view)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from tiny import make_rows, make_tokenizer, make_trainer, metric, what_it_reads
+from viewer.pages import unpacked
 
 from crop_trl import CROPConfig, Method, SelectionSettings, TopKLogprobs, register_method, select
 from crop_trl.analysis.bank import RolloutBank, bank_of, collect_bank
@@ -95,9 +96,11 @@ def test_a_method_after_a_hint_from_the_command_line(tmp_path, capsys, monkeypat
     printed = capsys.readouterr().out
     assert "1 of 9 rows left out: 1 without hint_prompt" in printed
     assert json.loads((tmp_path / "out/result.json").read_text())["passes"] == 2
-    # The heat map shows what the method ranks by, and the prompt that it compares with.
-    page = (tmp_path / "out/heatmap.html").read_text()
-    assert "Moved" in page and "Hint prompt" in page
+    # The page begins with the method, and shows the prompt that it compares with.
+    facts, _ = unpacked((tmp_path / "out/view.html").read_text())
+    kinds = [kind for kind, *_ in facts["problems"][0]["views"][0]]
+    assert facts["method"] == "mine.py:hinted" and kinds == ["original", "hint"]
+    assert "teacher/hint" in [reading["name"] for reading in facts["readings"]]
     assert "Settings of the method | sign -1" in (tmp_path / "out/README.md").read_text()
     exported = TokenTable.from_run(tmp_path / "out")
     assert list(exported.texts) == ["original", "hint"] and exported.texts["hint"][0].count("It is") == 1

@@ -137,7 +137,7 @@ def test_make_triplets(tmp_path, monkeypatch, without_gpu_and_hub):
 def test_selectors_tour(tmp_path, monkeypatch, without_gpu_and_hub):
     shown = execute("selectors_tour", tmp_path, monkeypatch)
     assert "64 answers" in shown and "teacher/negative" in shown
-    assert (tmp_path / "runs/tour/bank.safetensors").exists()
+    assert (tmp_path / "runs/tour/bank.safetensors").exists() and (tmp_path / "runs/tour/view.html").exists()
 
 
 @pytest.mark.slow
@@ -146,6 +146,7 @@ def test_quickstart_learns(tmp_path, monkeypatch, without_gpu_and_hub):
     before, after = re.search(r"([\d.]+) before, ([\d.]+) after 40 steps", shown).groups()
     assert float(after) > float(before) + 0.03
     assert (tmp_path / "runs/quickstart/model.safetensors").exists()
+    assert (tmp_path / "runs/quickstart/view.html").exists()
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from ..methods import get_method
 from ..prompts import ORIGINAL, REWORDINGS, needs_negatives, prompt_text, prompt_variants
 from ..text import token_pieces
 from .bank import bank_of
-from .dependence import Reference
+from .dependence import first_wrong_places
 from .heatmap import GAP, MARGIN, SEMANTIC, SURFACE, ResponseHeatmap
 from .tokens import TokenTable
 
@@ -69,14 +69,8 @@ def _verdict(rows: Sequence[Mapping[str, Any]], right: list[bool | None], place:
         return {}
     if verdict:
         return {"verdict": f"The answer is right: {answer}."}
-
-    def first_wrong(n: int) -> int | None:
-        reference = Reference.of_solution(prompt_text(rows[n]["prompt"]), rows[n].get("solution") or "")
-        return reference.first_wrong(pieces[n])
-
-    # Where right answers do not read like their solutions, a wrong one cannot be compared with its own either.
-    alike = [first_wrong(n) is None for n in range(len(rows)) if right[n] and rows[n].get("solution")]
-    wrong = first_wrong(place) if rows[place].get("solution") and alike and all(alike) else None
+    problems, solutions = [prompt_text(row["prompt"]) for row in rows], [row.get("solution") for row in rows]
+    wrong = first_wrong_places(problems, solutions, pieces, right)[place]
     marked = "" if wrong is None else " Marked is the first number or sign that is not that of a right answer."
     return {"verdict": f"The answer is wrong; {answer} would be right.{marked}", "wrong_from": wrong}
 

@@ -20,7 +20,7 @@ from ..analysis.categories import load_word_lists
 from ..analysis.category_shares import category_shares, save_category_chart
 from ..analysis.chart import require_matplotlib, save_json
 from ..analysis.entropy_ranks import BINS, TAIL, check_ranks, entropy_ranks, save_entropy_chart
-from ..analysis.heatmap import save_html, save_png
+from ..analysis.heatmap import save_png
 from ..analysis.inspect import strongest_responses, table_heatmap
 from ..analysis.tokens import load_tokenizer, read_source
 from ..files import write_text
@@ -100,9 +100,7 @@ def analyze(args: argparse.Namespace, output: Path) -> list[str]:
         note = f"Picked out of {len(table.lengths)} responses because its scores peak high. {args.note}"
         for number, response in enumerate(strongest_responses(table, method, args.heatmaps)):
             heatmap = table_heatmap(table, tokenizers[place], response, method, note)
-            name = f"heatmap_{place + 1}_{method}_{number + 1}"
-            save_png(heatmap, output / f"{name}.png")
-            save_html(heatmap, output / f"{name}.html")
+            save_png(heatmap, output / f"heatmap_{place + 1}_{method}_{number + 1}.png")
     return lines
 
 

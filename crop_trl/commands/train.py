@@ -116,7 +116,7 @@ def _train(argv: list[str], held: ExitStack) -> None:
             trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
             trainer.save_model()
             trainer.save_state()
-        finish_run(trainer, script.heatmap, psutil.Process().create_time())
+        finish_run(trainer, script.heatmap, psutil.Process().create_time(), script.view)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from ..training.results import FILE
 
 SETTINGS, LOCK = "settings.json", ".lock"
 # What changes nothing of what is trained and measured: where a run lies, what it saves and tells.
-_APART = ("config", "output_dir", "runs_dir", "run_name", "project", "world", "heatmap", "disable_tqdm", "use_cpu")
-_APART += ("resume_from_checkpoint", "report_to", "selection_export_steps", "ddp_timeout")
+_APART = ("config", "output_dir", "runs_dir", "run_name", "project", "world", "heatmap", "view", "use_cpu")
+_APART += ("disable_tqdm", "resume_from_checkpoint", "report_to", "selection_export_steps", "ddp_timeout")
 _APART_PREFIXES = ("logging_", "log_", "save_", "hub_", "push_to_hub", "trackio_", "dataloader_")
 # Names of files have at most 255 bytes.
 _LONGEST_VALUE, _LONGEST_NAME = 40, 180

@@ -174,6 +174,9 @@ class RunReports(RolloutCallback, ABC):
                 stacklevel=2,
             )
 
+    def send_page(self, path: Path) -> None:
+        """Keep the page that a run ends with; by default not."""
+
     @abstractmethod
     def send_card(self, card: Mapping[str, str], step: int) -> None:
         """Show the method's card and keep the settings."""
@@ -209,6 +212,9 @@ class PanelReports(RunReports):
     def send_card(self, card, step):
         self._package.config.update({**self.settings, "method_card": dict(card)}, allow_val_change=True)
         self.log({"method_card": self._package.Html(_card_html(card))}, step)
+
+    def send_page(self, path):
+        self._package.log_artifact(str(path), type="page")
 
     def send_histograms(self, values, step):
         self.log({name: self._package.Histogram(array) for name, array in values.items()}, step + 1)
@@ -338,3 +344,17 @@ def start_reports(trainer) -> None:
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, RunReports):
             callback.start(trainer.args, trainer.state, trainer.control, model=trainer.model)
+
+
+def send_page(trainer, path: Path) -> None:
+    """Hand the page that a run ends with to what it reports to."""
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, RunReports):
+            try:
+                callback.send_page(path)
+            except Exception as error:
+                warnings.warn(
+                    f"{type(callback).__name__} could not keep {str(path)!r} ({type(error).__name__}: {error}); it "
+                    "stays there.",
+                    stacklevel=2,
+                )

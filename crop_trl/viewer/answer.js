@@ -25,10 +25,10 @@ function drawAnswer() {
     return put(make("article", "", { className: "card" }), title, text);
   }));
   for (const text of $("prompts").querySelectorAll(".text")) text.scrollTop = (text.querySelector("mark")?.offsetTop ?? 0) - 40;
-  const others = included().filter(a => answers[a].problem === answer.problem);
+  const others = included().filter(a => answers[a].problem === answer.problem), steps = new Set(others.map(a => answers[a].step)).size > 1;
   put($("siblings"), ...(others.length < 2 ? [] : ["To the same problem: ", ...others.flatMap(a => [make("button", `${a + 1} ${SIGN[verdict(a)] ?? ""}`, {
-    "aria-label": `Answer ${a + 1}, ${verdict(a)}` + ($("steps").hidden ? "" : `, step ${answers[a].step}`), "aria-pressed": a === state.answer, onclick: () => open(a),
-  }), $("steps").hidden ? " " : `(step ${answers[a].step}) `])]));
+    "aria-label": `Answer ${a + 1}, ${verdict(a)}` + (steps ? `, step ${answers[a].step}` : ""), "aria-pressed": a === state.answer, onclick: () => open(a),
+  }), steps ? `(step ${answers[a].step}) ` : " "])]));
   drawTokens(answer.start);
 }
 
@@ -129,7 +129,7 @@ function go(i) {
 function drawPanel() {
   const i = state.at, panel = $("panel");
   panel.classList.toggle("open", i >= 0);
-  if (i < 0) return put(panel, make("p", "Point at a token, tap it or go there with the arrow keys: here you see what the student and the teacher expected in its place, and how each method ranks it."));
+  if (i < 0) return put(panel, make("p", "Click a token, tap it, or go there with the keys (n: the next kept one). Here you see what the student and the teacher expected in its place, and how each method ranks it."));
   const answer = answers[state.answer], names = [state.method, state.second].filter(Boolean);
   const says = !arrays.trainable[i] ? "written by a tool, never trained" : names.map(name => `${kept(name)[i] ? "kept" : "not kept"} by ${name}`).join(", ");
   panel.dataset.line = `Token ${i - answer.start + 1} of ${answer.length}: ${piece(i)}, ${says}`;

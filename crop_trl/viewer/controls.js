@@ -2,7 +2,7 @@
 
 function refresh() {
   const unset = [state.method, state.second].filter(Boolean).map(name => [name, facts.methods.find(m => m.name === name).says]).filter(([, says]) => says);
-  $("says").textContent = unset.map(([name, says]) => `${name}: ${says}`).join("  ·  ") + (facts.frozen ? ` ${facts.frozen}` : "");
+  $("says").textContent = unset.map(([name, says]) => `${name}: ${says}`).join("  ·  ");
   for (const option of $("look").options) option.disabled = !LOOKS[option.value][1]();
   if (!LOOKS[state.look][1]()) $("look").value = state.look = "";
   if (state.view === 1) { markTokens(); drawPanel(); }
@@ -88,6 +88,9 @@ function prepare() {
   put($("about"), ...facts.about.map(([name, value]) => put(make("div"), make("dt", name, { className: "quiet" }), make("dd", value, { style: "margin: 0" }))));
   const options = (id, pairs) => put($(id), ...pairs.map(([value, text]) => make("option", text, { value })));
   const names = facts.methods.map(m => m.name);
+  $("frozen").textContent = facts.frozen;
+  $("frozen").hidden = !facts.frozen;
+  $("gaps").hidden = !arrays.gap;
   options("method", names.map(n => [n, n]));
   options("second", [["", "nothing"], ...names.map(n => [n, n])]);
   options("look", Object.entries(LOOKS).map(([value, [text]]) => [value, text]));
@@ -99,7 +102,7 @@ function prepare() {
   $("steps").hidden = distinct.length < 2;
   options("step", [["", "all"], ...distinct.map(s => [s, s])]);
   const asked = new URLSearchParams(location.hash.slice(1));
-  state.method = [asked.get("method"), "crop", names[0]].find(n => names.includes(n));
+  state.method = [asked.get("method"), facts.method].find(n => names.includes(n));
   state.second = names.includes(asked.get("second")) ? asked.get("second") : "";
   state.answer = Math.min(Math.max(0, (Number(asked.get("answer")) || 1) - 1), answers.length - 1);
   $("method").value = state.method;

@@ -12,7 +12,7 @@ function make(tag, text = "", settings = {}) {
 }
 const put = (parent, ...children) => { parent.replaceChildren(...children); return parent; };
 const share = value => !Number.isFinite(value) ? "–" : value > 0 && value < .0005 ? "<\u202f0.1\u00a0%" : (100 * value).toFixed(value < .0995 && value ? 1 : 0) + "\u00a0%";
-const signed = (value, digits = 2) => Number.isFinite(value) ? value.toFixed(digits).replace("-", "−") : "–";
+const signed = (value, digits = 2) => Number.isFinite(value) ? (Number(value.toFixed(digits)) + 0).toFixed(digits).replace("-", "−") : "–";
 const many = (n, one, more = one + "s") => n.toLocaleString("en") + " " + (n === 1 ? one : more);
 
 // ---------------------------------------------------------------- data

@@ -49,6 +49,7 @@ def bank_page(
     template: str = "{problem}",
     title: str = "What every method would train",
     responses: int = RESPONSES,
+    method: str | None = None,
 ) -> str:
     """
     The page of a rollout bank, with every method that chooses and that it has signals for.
@@ -62,6 +63,7 @@ def bank_page(
         template (`str`): The wrapper round the problems, by which records are found.
         title (`str`): Heading of the page.
         responses (`int`): How many the page holds, from the first on; methods see all of them.
+        method (`str`, *optional*): The one to begin with; by default `crop`.
 
     Returns:
         `str`: HTML.
@@ -70,7 +72,8 @@ def bank_page(
         `ValueError`: a response to a problem of which there is no record.
     """
     settings = settings or SelectionSettings()
-    names = bank.choosing_methods()
+    own = [method] if method in bank.runnable_methods() else []
+    names = list(dict.fromkeys([*own, *bank.choosing_methods()]))
     table = TokenTable.from_bank(bank, names, settings)
     # What a method with a rule of its own may keep of each response, whatever the budget.
     ruled, whole = [name for name in names if get_method(name).keep], replace(settings, retention_ratio=1.0)
@@ -78,7 +81,8 @@ def bank_page(
     signals = Signals({name: [p.rows(slice(shown)) for p in parts] for name, parts in bank.signals.lists.items()})
     first = np.arange(len(table.lengths)) < shown
     eligible = TokenTable.from_bank(bank, ruled, whole).only(first).kept
-    return _page(table.only(first), tokenizer, settings, records, template, title, signals, eligible)
+    begin = own or [name for name in names if name == "crop"]
+    return _page(table.only(first), tokenizer, settings, records, template, title, signals, eligible, *begin)
 
 
 def exported_table(folder: str | Path, responses: int = RESPONSES) -> TokenTable:
@@ -109,8 +113,9 @@ def save_page(page: str, path: str | Path) -> None:
     write_text(path, page)
 
 
-def _page(table, tokenizer, settings, records, template, title, signals: Signals | None = None, eligible=()) -> str:
+def _page(table, tokenizer, settings, records, template, title, signals=None, eligible=(), begin=None) -> str:
     facts, arrays = _gather(table, tokenizer, settings, records, template, signals)
+    facts["method"] = begin or next(iter(table.kept))
     arrays |= {f"eligible {name}": values for name, values in dict(eligible).items()}
     return filled(TEMPLATE, title=visible_text(title), packed=_packed(facts, arrays))
 

@@ -1,7 +1,6 @@
-"""Heat maps: decoded tokens, values, and the two ways to show them."""
+"""Heat maps: decoded tokens, values, and their picture."""
 
 import builtins
-import html
 import math
 import random
 import re
@@ -15,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from crop_trl.analysis.dependence import Reference
-from crop_trl.analysis.heatmap import GAP, MARGIN, SEMANTIC, SURFACE, ResponseHeatmap, save_html, save_png
+from crop_trl.analysis.heatmap import GAP, MARGIN, SEMANTIC, SURFACE, ResponseHeatmap, save_png
 from crop_trl.analysis.inspect import inspect_response
 from crop_trl.methods import SelectionSettings, select
 from crop_trl.methods.divergence import topk_jsd
@@ -304,48 +303,10 @@ def test_without_matplotlib_one_sentence(tmp_path, monkeypatch):
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "map.html"
-    save_html(made_up(3), path)
+    path = tmp_path / "map.png"
+    save_png(made_up(3), path)
     before = path.read_bytes()
     monkeypatch.setattr("os.replace", lambda *a: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
-        save_html(made_up(5), path)
-    assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["map.html"]
-
-
-# --- HTML
-
-
-def test_html_holds_every_token_and_value(tmp_path):
-    heatmap = made_up(300, note="step 30", **PROMPTS)
-    save_html(heatmap, tmp_path / "map.html")
-    page = (tmp_path / "map.html").read_text(encoding="utf-8")
-    titles = [html.unescape(t) for t in re.findall(r'<span class="t(?: k)?" title="([^"]*)"', page)]
-    assert len(titles) == 300
-    assert page.count('<span class="t k"') == sum(heatmap.kept) == sum("kept for training" in t for t in titles)
-    for i, title in enumerate(titles):
-        assert title.startswith(f"Token {i + 1:,} of 300: “{visible_token(heatmap.tokens[i])}”")
-        shown = [float(v.replace("−", "-")) for v in re.findall(r"(−?\d+\.\d{4}) nats", title)]
-        assert shown == pytest.approx([row[i] for row in heatmap.rows.values()], abs=6e-5)
-    assert '<mark class="b">9</mark>' in page and '<mark class="b">7</mark>' in page
-    assert '<mark class="o">After buying</mark> 7 apples' in page
-    assert 'id="overview"' in page and "step 30" in page
-    assert page.count('type="radio"') == 4
-
-
-def test_html_is_self_contained_and_escaped(tmp_path):
-    evil = "</script><script>alert(2)</script>"
-    heatmap = made_up(0, tokens=NASTY, prompt=evil, paraphrase=evil + "x", title=evil, note=evil, scorer=evil)
-    heatmap.rows = {f"{evil}: {evil}": v for v in [heatmap.rows[MARGIN]]}
-    heatmap.__post_init__()
-    save_html(heatmap, tmp_path / "map.html")
-    page = (tmp_path / "map.html").read_text(encoding="utf-8")
-    assert page.count("<script>") == page.count("</script>") == 1
-    assert "alert(2)</script>" not in page and "</textarea>" not in page
-    assert not re.search(r"""(src|href)\s*=|url\(|https?:|@import""", page)
-    assert "\x1b" not in page and "\x00" not in page
-
-
-def test_html_of_a_long_response_stays_small(tmp_path):
-    save_html(made_up(4096), tmp_path / "map.html")
-    assert (tmp_path / "map.html").stat().st_size < 2_000_000
+        save_png(made_up(5), path)
+    assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["map.png"]

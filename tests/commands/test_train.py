@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from viewer.pages import unpacked
 
 from crop_trl.commands import train
 from crop_trl.prompts import saved_how_asked
@@ -37,7 +38,12 @@ def test_two_steps_end_with_numbers_and_a_picture(tmp_path, capsys):
     assert result["method"] == "crop" and result["steps"] == 2
     assert 0 <= result["accuracy_before"] <= 1 and 0 <= result["accuracy_after"] <= 1
     assert (tmp_path / "out" / "heatmap.png").stat().st_size > 20_000
-    assert "<html" in (tmp_path / "out" / "heatmap.html").read_text()
+    facts, arrays = unpacked((tmp_path / "out" / "view.html").read_text())
+    assert facts["method"] == "crop" and {"tip", "random", "esr"} < {method["name"] for method in facts["methods"]}
+    # Four answers to each of eight held-out problems; some are wrong, and it is known where.
+    assert len(facts["answers"]) == 32 and max(len(problem["views"]) for problem in facts["problems"]) == 4
+    assert {answer["right"] for answer in facts["answers"]} == {True, False}
+    assert any(answer["wrong"] is not None for answer in facts["answers"])
     assert (tmp_path / "out" / "model.safetensors").exists()
     template = "{problem}\nGive the answer in \\boxed{}."
     asked = {"prompt_template": template, "conversational": True, "chat_template_kwargs": {}}
@@ -48,6 +54,7 @@ def test_two_steps_end_with_numbers_and_a_picture(tmp_path, capsys):
     assert "Prompt template | {problem} Give" in card and "Num counterfactuals | 4" in card
     printed = capsys.readouterr().out
     assert "Accuracy on 8 held-out problems, 4 sampled answers each" in printed
+    assert "Look inside 32 answers, token by token, under every method: open " in printed
     assert "640 of 640 records kept" in printed
 
 

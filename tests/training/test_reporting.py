@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 import torch
 from tiny import make_rows, make_tokenizer, make_trainer
+from viewer.pages import unpacked
 
 from crop_trl import CROPConfig
 from crop_trl.checks import check_packages
 from crop_trl.methods import METHODS, Selection
+from crop_trl.runs import save_view
 from crop_trl.text import masked_arguments
 from crop_trl.training.callbacks import RolloutCallback, RolloutRecord
 from crop_trl.training.cards import card_table, method_card
@@ -75,6 +77,7 @@ def test_weights_and_biases_offline(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setattr(sys, "argv", ["train.py", "--hub_token", SECRET, "--seed", "7"])
     trainer, recorder = train(tmp_path / "out", "wandb")
+    save_view(trainer, tmp_path / "out")
     wandb.finish()
     (folder,) = (tmp_path / "wandb").glob("offline-run-*")
     command = [str(Path(sys.executable).with_name("wandb")), "leet", "inspect", "--json", str(folder)]
@@ -109,7 +112,12 @@ def test_weights_and_biases_offline(tmp_path, monkeypatch):
         assert sum(counts) == int(rollout.selection.mask.sum())
     # The table's HTML lies in an artifact, on disk until it is sent.
     artifacts = [record["artifact"] for record in records if record["type"] == "artifact"]
-    assert len(artifacts) == 3
+    *artifacts, page = artifacts
+    assert len(artifacts) == 3 and page["type"] == "page"
+    (file,) = page["manifest"]["contents"]
+    facts, _ = unpacked(Path(file["local_path"]).read_text())
+    assert file["path"] == "view.html" and facts["method"] == "tip" and len(facts["answers"]) == 32
+    assert ["dataset name", "some triplets"] in facts["about"]
     files = {entry["path"]: Path(entry["local_path"]) for entry in artifacts[0]["manifest"]["contents"]}
     table = json.loads(files["rollouts/responses.table.json"].read_text())
     assert table["columns"] == ["step", "prompt", "response", "kept share"] and len(table["data"]) == 4
@@ -154,6 +162,7 @@ def test_trackio(tmp_path, monkeypatch):
     pytest.importorskip("trackio")
     # Read when trackio is imported, by module.
     places = {"TRACKIO_DIR": tmp_path / "trackio", "MEDIA_DIR": tmp_path / "trackio" / "media"}
+    places["ARTIFACTS_DIR"] = tmp_path / "trackio" / "artifacts"
     for module in [module for name, module in sys.modules.items() if name.split(".")[0] == "trackio"]:
         for name, place in places.items():
             if hasattr(module, name):
@@ -163,8 +172,11 @@ def test_trackio(tmp_path, monkeypatch):
     # After training, too, the trainer measures and logs.
     trainer.evaluate(make_rows(4))
     (report,) = (c for c in trainer.callback_handler.callbacks if isinstance(c, TrackioReports))
+    save_view(trainer, tmp_path / "out")
     report.close()
     report.close()
+    blobs = [path.read_bytes() for path in (tmp_path / "trackio/artifacts").rglob("*") if path.is_file()]
+    assert blobs == [(tmp_path / "out/view.html").read_bytes()]
     (database,) = (tmp_path / "trackio").glob("*.db")
     with sqlite3.connect(database) as connection:
         runs, steps, rows = zip(*connection.execute("select run_name, step, metrics from metrics"))

@@ -336,7 +336,7 @@ def test_a_run_is_seen_step_by_step_and_its_budget_stays(browser, tmp_path):
     make_trainer(tmp_path / "run", selection_export_steps=1, max_steps=3).train()
     table = exported_table(tmp_path / "run")
     shown = Shown(browser, tmp_path / "page.html", run_page(table, make_tokenizer()))
-    assert shown.find("#budget").get_property("disabled") and "half precision" in shown.text("#says")
+    assert shown.find("#budget").get_property("disabled") and "half precision" in shown.find("#frozen").text
     assert shown.mask("crop").tolist() == table.kept["crop"].tolist()
     shown.choose("step", "2")
     assert shown.run("included().length") == 8 and shown.run("answers[state.answer].step") == 2

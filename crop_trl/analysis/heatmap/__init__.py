@@ -1,7 +1,6 @@
-"""Heat maps of one response: data ([`ResponseHeatmap`]), then a picture ([`save_png`]) or a page ([`save_html`])."""
+"""Heat maps of one response: data ([`ResponseHeatmap`]), then a picture ([`save_png`])."""
 
 from .data import GAP, MARGIN, SEMANTIC, SURFACE, ResponseHeatmap, RowStyle
 from .figure import save_png
-from .page import save_html
 
-__all__ = ["GAP", "MARGIN", "SEMANTIC", "SURFACE", "ResponseHeatmap", "RowStyle", "save_html", "save_png"]
+__all__ = ["GAP", "MARGIN", "SEMANTIC", "SURFACE", "ResponseHeatmap", "RowStyle", "save_png"]
