@@ -257,6 +257,15 @@ def test_the_expected_advantage_of_vopd_is_zero_where_all_entries_are_known():
     assert abs(mean) < 1e-12
 
 
+def test_a_response_at_the_threshold_stays():
+    """Of six the fifth below is one, since the threshold is the second lowest itself."""
+    ids = torch.zeros(6, 2, 1, dtype=torch.long)
+    signal = TopKLogprobs(ids, ids.double(), -torch.tensor([3.0, 1, 6, 2, 5, 4]).double()[:, None].expand(6, 2))
+    signals = {"teacher/original": signal, "student/original": signal}
+    kept = select("fire-opd", signals, torch.ones(6, 2), SelectionSettings()).mask
+    assert kept.all(-1).tolist() == [True, True, False, True, True, True] and kept.sum() == 10
+
+
 # --- TRL's own --------------------------------------------------------------------------------------------------------
 
 
