@@ -22,7 +22,7 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 import psutil
 
 from ..files import alone_in
-from ..studies.naming import LOCK, NamedRun, is_finished, named_run
+from ..studies.naming import KEPT, LOCK, NamedRun, is_finished, named_run
 from .errors import told
 from .launch import end_with_launcher, is_launched, launch, split_options
 
@@ -99,6 +99,7 @@ def _train(argv: list[str], held: ExitStack) -> None:
                 run.claim(folder)
         script, args, model = train_parser().parse_dict(settings)
         if run is not None:
+            args.save_total_limit = args.save_total_limit and max(args.save_total_limit, KEPT)
             args.resume_from_checkpoint = last_with_steps_left(folder, args.max_steps)
             if args.resume_from_checkpoint and args.process_index == 0:
                 print(f"Half done: goes on from {args.resume_from_checkpoint}.")

@@ -15,6 +15,8 @@ from ..text import masked
 from ..training.results import FILE
 
 SETTINGS, LOCK = "settings.json", ".lock"
+# Checkpoints that a run keeps at least: from one of its last step nothing goes on.
+KEPT = 2
 # What changes nothing of what is trained and measured: where a run lies, what it saves and tells.
 _APART = ("config", "output_dir", "runs_dir", "run_name", "project", "world", "heatmap", "view", "use_cpu")
 _APART += ("disable_tqdm", "resume_from_checkpoint", "report_to", "selection_export_steps", "ddp_timeout")

@@ -18,7 +18,7 @@ from ..planning.shape import shape_of
 from ..training.results import RunResult
 from . import rows
 from .grid import read_grid, train_arguments
-from .naming import LOCK, NamedRun, is_finished
+from .naming import KEPT, LOCK, NamedRun, is_finished
 from .running import Task, last_lines
 
 LOG = "log.txt"
@@ -202,7 +202,7 @@ def _checkpoints(settings: Mapping[str, Any]) -> int:
         return 0
     saved = int(steps // (every if every >= 1 else math.ceil(every * steps)))
     # One is deleted after the next is written.
-    return min(saved, limit + 1) if limit else saved
+    return min(saved, max(limit, KEPT) + 1) if limit else saved
 
 
 @cache

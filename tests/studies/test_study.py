@@ -41,7 +41,8 @@ def make_grid(folder: Path, file: str = "grid.yaml", launch: str = "cpu", **para
         base[name] = str(folder / f"{name}.jsonl")
         Path(base[name]).write_text("\n".join(lines) + "\n")
     base |= {"prompts_per_step": 4, "per_device_train_batch_size": 8, "per_device_eval_batch_size": 32, "max_steps": 2}
-    base |= {"save_strategy": "steps", "save_steps": 1, "heatmap": False, "logging_steps": 1, "world": "short"}
+    base |= {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 1}
+    base |= {"heatmap": False, "logging_steps": 1, "world": "short"}
     base["chat_template_kwargs"] = {"mood": "calm"}
     (folder / "base.yaml").write_text(yaml.safe_dump(base))
     train = ["crop-trl", "train", "--accelerate_config", launch, "--config", str(folder / "base.yaml"), "${args}"]
@@ -195,8 +196,8 @@ def test_the_disk_that_a_study_takes(tmp_path):
     # Weights stay, checkpoints are of those that run.
     assert disk(seeds=5) == 5 + 3 * 4 and disk(seeds=5, jobs=2) == 5 + 2 * 3 * 4
     assert disk(seeds=5, jobs=2, discard_models=True) == 2 * (1 + 3 * 4)
-    # As many as may stay and the next; a share of the steps; none; a number that is not known.
-    assert disk(save_total_limit=1) == 1 + 3 * 2 and disk(save_steps=0.5) == 1 + 3 * 2
+    # As many as may stay, two at least, and the next; a share of the steps; none; a number that is not known.
+    assert disk(save_total_limit=1) == disk(save_total_limit=2) == 1 + 3 * 3 and disk(save_steps=0.5) == 1 + 3 * 2
     none = ({"save_steps": 0}, {"save_steps": -1}, {"max_steps": -1}, {"save_strategy": "no"})
     assert all(disk(**settings) == 1 for settings in none) and disk(model_name_or_path=None) == 0
 
@@ -254,7 +255,10 @@ def test_the_command_of_an_agent_makes_the_same_run_and_reports_to_wandb(tmp_pat
         done = subprocess.run(words, env=environment, capture_output=True, text=True)
         assert done.returncode == 0 and said in done.stdout, done.stderr
     assert len(list(tmp_path.glob("wandb/offline-run-*-run1/run-run1.wandb"))) == 1
-    assert (tmp_path / "out/short/method=opd,seed=3/result.json").is_file()
+    folder = tmp_path / "out/short/method=opd,seed=3"
+    assert (folder / "result.json").is_file()
+    # Had it been killed before that, it would have gone on from the first.
+    assert {path.name for path in folder.glob("checkpoint-*")} == {"checkpoint-1", "checkpoint-2"}
     assert study.main([str(grid), "--output", str(tmp_path / "out")]) == 0
     assert [row["seed"] for row in read_rows(tmp_path / "out/runs.parquet")] == [3]
 
@@ -314,6 +318,25 @@ def test_kill_9_leaves_no_process_of_a_run_behind(tmp_path):
     said = process.communicate()[0]
     assert process.returncode == 0 and "All 1 runs are finished" in said, said
     assert [row["steps"] for row in read_rows(output / "runs.parquet")] == [1]
+
+
+IN_A_SMALL_DISK = ["unshare", "--map-root-user", "--mount", "sh", "-ec"]
+
+
+@pytest.mark.multiprocess
+def test_a_study_on_a_full_disk_goes_on_where_there_is_room(tmp_path):
+    """The disk is a file system in memory that holds a model and no checkpoint, then both."""
+    (tmp_path / "out").mkdir()
+    mount = f"mount -t tmpfs -o size=8m none {tmp_path / 'out'}"
+    if not shutil.which("unshare") or subprocess.run([*IN_A_SMALL_DISK, mount], capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    grid = make_grid(tmp_path, max_steps=[1], reward=["none"])
+    command = f"{sys.executable} -m crop_trl.commands study {grid} --output {tmp_path / 'out'}"
+    script = f"{mount}; {command} || echo status $?; {mount.replace('size=8m', 'remount,size=99m')}; {command}"
+    done = subprocess.run([*IN_A_SMALL_DISK, script], capture_output=True, text=True)
+    assert done.returncode == 0 and "Traceback" not in done.stdout + done.stderr, done.stdout + done.stderr
+    assert done.stdout.count("error: Process 0 could not save checkpoint-1 with 0.0 GiB free") == 1, done.stdout
+    assert "1 failed: " in done.stdout and "status 1\n" in done.stdout and "All 1 runs are finished" in done.stdout
 
 
 def test_what_another_process_is_at_has_its_turn_after_that(tmp_path, capsys):
