@@ -157,7 +157,7 @@ def test_a_mistake_gets_one_sentence(tmp_path):
 
 def test_what_a_run_would_be_refused_for_is_known_before_any_starts(tmp_path, capsys):
     mistakes = {
-        "method": ("crpo", "Unknown method 'crpo': choose one of base, cf-opd"),
+        "method": ("crpo", "Unknown method 'crpo': choose one of base, "),
         "retention_ratio": (1.5, "`retention_ratio` must lie in (0, 1], got 1.5"),
         "beta": (0.1, "`beta=0.1` does not work here"),
         "reward": ("acc", "`reward` 'acc' is not known"),
