@@ -1,10 +1,12 @@
 // ---------------------------------------------------------------- one answer
 
-const WINDOW = 1500;  // tokens that are shown at once
-let spans = [], from = 0;
+const WINDOW = 1500; // tokens that are shown at once
+let spans = [];
+let from = 0;
 
 function drawAnswer() {
-  const answer = answers[state.answer], { views, answer: gold } = problemOf(state.answer);
+  const answer = answers[state.answer];
+  const { views, answer: gold } = problemOf(state.answer);
   $("which").value = state.answer;
   state.variant = Math.min(state.variant, views.length - 1);
   const verdictLine = put($("verdict"));
@@ -12,34 +14,76 @@ function drawAnswer() {
   if (answer.right) verdictLine.append(`The answer is right: ${gold}.`);
   else if (answer.right === false) {
     verdictLine.append(`The answer is wrong; ${gold} would be right. `);
-    if (answer.wrong !== null) verdictLine.append(make("button", `Go to where it first goes wrong (token ${answer.wrong + 1})`, { onclick: () => go(answer.start + answer.wrong) }));
-  } else verdictLine.append(gold === null ? "Nothing here says which answer is right." : `The right answer is ${gold}.`);
-  put($("prompts"), ...views[state.variant].map(([kind, heading, pieces]) => {
-    const title = make("h2", heading), text = make("div", "", { className: "text", tabindex: 0 });
-    if (kind === "counterfactual" && views.length > 1) {
-      views.forEach((_, n) => title.append(make("button", String(n + 1), {
-        "aria-label": `Counterfactual ${n + 1} of ${views.length}`, "aria-pressed": n === state.variant, onclick: () => { state.variant = n; drawAnswer(); },
-      })));
-    }
-    for (const [part, mark] of pieces) text.append(mark ? make("mark", part, { className: mark === 2 ? "changed" : "reworded" }) : part);
-    return put(make("article", "", { className: "card" }), title, text);
-  }));
-  for (const text of $("prompts").querySelectorAll(".text")) text.scrollTop = (text.querySelector("mark")?.offsetTop ?? 0) - 40;
-  const others = included().filter(a => answers[a].problem === answer.problem), steps = new Set(others.map(a => answers[a].step)).size > 1;
-  put($("siblings"), ...(others.length < 2 ? [] : ["To the same problem: ", ...others.flatMap(a => [make("button", `${a + 1} ${SIGN[verdict(a)] ?? ""}`, {
-    "aria-label": `Answer ${a + 1}, ${verdict(a)}` + (steps ? `, step ${answers[a].step}` : ""), "aria-pressed": a === state.answer, onclick: () => open(a),
-  }), steps ? `(step ${answers[a].step}) ` : " "])]));
+    if (answer.wrong !== null)
+      verdictLine.append(
+        make("button", `Go to where it first goes wrong (token ${answer.wrong + 1})`, {
+          onclick: () => go(answer.start + answer.wrong),
+        }),
+      );
+  } else
+    verdictLine.append(gold === null ? "Nothing here says which answer is right." : `The right answer is ${gold}.`);
+  put(
+    $("prompts"),
+    ...views[state.variant].map(([kind, heading, pieces]) => {
+      const title = make("h2", heading);
+      const text = make("div", "", { className: "text", tabindex: 0 });
+      if (kind === "counterfactual" && views.length > 1) {
+        views.forEach((_, n) =>
+          title.append(
+            make("button", String(n + 1), {
+              "aria-label": `Counterfactual ${n + 1} of ${views.length}`,
+              "aria-pressed": n === state.variant,
+              onclick: () => {
+                state.variant = n;
+                drawAnswer();
+              },
+            }),
+          ),
+        );
+      }
+      for (const [part, mark] of pieces)
+        text.append(mark ? make("mark", part, { className: mark === 2 ? "changed" : "reworded" }) : part);
+      return put(make("article", "", { className: "card" }), title, text);
+    }),
+  );
+  for (const text of $("prompts").querySelectorAll(".text"))
+    text.scrollTop = (text.querySelector("mark")?.offsetTop ?? 0) - 40;
+  const others = included().filter(a => answers[a].problem === answer.problem);
+  const steps = new Set(others.map(a => answers[a].step)).size > 1;
+  put(
+    $("siblings"),
+    ...(others.length < 2
+      ? []
+      : [
+          "To the same problem: ",
+          ...others.flatMap(a => [
+            make("button", `${a + 1} ${SIGN[verdict(a)] ?? ""}`, {
+              "aria-label": `Answer ${a + 1}, ${verdict(a)}` + (steps ? `, step ${answers[a].step}` : ""),
+              "aria-pressed": a === state.answer,
+              onclick: () => open(a),
+            }),
+            steps ? `(step ${answers[a].step}) ` : " ",
+          ]),
+        ]),
+  );
   drawTokens(answer.start);
 }
 
 function drawTokens(i) {
   const { start, end } = answers[state.answer];
   from = start + Math.floor((i - start) / WINDOW) * WINDOW;
-  const to = Math.min(end, from + WINDOW), box = put($("tokens"));
+  const to = Math.min(end, from + WINDOW);
+  const box = put($("tokens"));
   spans = [];
   for (let n = from; n < to; n++) {
-    const text = piece(n), space = text.startsWith("␣") && text.length > 1, span = make("span", space ? text.slice(1) : text, { tabindex: -1, role: "button" });
-    span.base = "t" + (space ? " space" : "") + (/^[␣⏎⇥␍⋯]+$/u.test(text) ? " blank" : "") + (arrays.trainable[n] ? "" : " locked");
+    const text = piece(n);
+    const space = text.startsWith("␣") && text.length > 1;
+    const span = make("span", space ? text.slice(1) : text, { tabindex: -1, role: "button" });
+    span.base =
+      "t" +
+      (space ? " space" : "") +
+      (/^[␣⏎⇥␍⋯]+$/u.test(text) ? " blank" : "") +
+      (arrays.trainable[n] ? "" : " locked");
     spans.push(span);
     box.append(span);
     if (text.includes("⏎")) box.append(make("br"));
@@ -47,17 +91,29 @@ function drawTokens(i) {
   if (!spans.length) box.append("The answer is empty.");
   else spans[0].tabIndex = 0;
   $("pages").hidden = end - start <= WINDOW;
-  const turn = (text, place) => make("button", text, { onclick: () => drawTokens(place), ...(place < start || place >= end ? { disabled: "" } : {}) });
-  put($("pages"), turn("‹ Earlier", from - WINDOW), `Tokens ${(from - start + 1).toLocaleString("en")} to ${(to - start).toLocaleString("en")} of ${(end - start).toLocaleString("en")}`, turn("Later ›", from + WINDOW));
+  const turn = (text, place) =>
+    make("button", text, {
+      onclick: () => drawTokens(place),
+      ...(place < start || place >= end ? { disabled: "" } : {}),
+    });
+  put(
+    $("pages"),
+    turn("‹ Earlier", from - WINDOW),
+    `Tokens ${(from - start + 1).toLocaleString("en")} to ${(to - start).toLocaleString("en")} of ${(end - start).toLocaleString("en")}`,
+    turn("Later ›", from + WINDOW),
+  );
   markTokens();
 }
 
-const shading = () => state.shade === "score" ? arrays["score " + state.method] : state.shade ? arrays[state.shade] : null;
+const shading = () =>
+  state.shade === "score" ? arrays["score " + state.method] : state.shade ? arrays[state.shade] : null;
 
 function hits() {
-  const query = state.query.toLowerCase(), marked = new Set();
+  const query = state.query.toLowerCase();
+  const marked = new Set();
   if (!query) return marked;
-  const { start, length } = answers[state.answer], text = textOf(state.answer).toLowerCase();
+  const { start, length } = answers[state.answer];
+  const text = textOf(state.answer).toLowerCase();
   for (let at = text.indexOf(query); at >= 0; at = text.indexOf(query, at + 1)) {
     for (let n = 0, place = 0; n < length && place < at + query.length; n++) {
       place += plain(start + n).length;
@@ -68,41 +124,90 @@ function hits() {
 }
 
 function markTokens() {
-  const answer = answers[state.answer], mine = kept(state.method), other = state.second ? kept(state.second) : null;
-  const values = shading(), searched = hits();
+  const answer = answers[state.answer];
+  const mine = kept(state.method);
+  const other = state.second ? kept(state.second) : null;
+  const values = shading();
+  const searched = hits();
+  let here = 0;
+  if (state.look) for (let i = answer.start; i < answer.end; i++) here += looking(i);
   let most = 0;
-  if (values) for (let i = answer.start; i < answer.end; i++) if (Number.isFinite(values[i])) most = Math.max(most, Math.abs(values[i]));
+  if (values)
+    for (let i = answer.start; i < answer.end; i++)
+      if (Number.isFinite(values[i])) most = Math.max(most, Math.abs(values[i]));
   spans.forEach((span, n) => {
-    const i = from + n, value = values && most ? values[i] / most : 0;
-    span.className = span.base + (mine[i] ? " kept" : "") + (other?.[i] ? " second" : "") + (value > 0 ? " plus" : value < 0 ? " minus" : "")
-      + (arrays.label?.[i] === 1 ? " depends" : "") + (i - answer.start === answer.wrong ? " first" : "") + (searched.has(i) ? " hit" : "")
-      + (state.look && !looking(i) ? " aside" : "") + (i === state.at ? " at" : "");
+    const i = from + n;
+    const value = values && most ? values[i] / most : 0;
+    span.className =
+      span.base +
+      (mine[i] ? " kept" : "") +
+      (other?.[i] ? " second" : "") +
+      (value > 0 ? " plus" : value < 0 ? " minus" : "") +
+      (arrays.label?.[i] === 1 ? " depends" : "") +
+      (i - answer.start === answer.wrong ? " first" : "") +
+      (searched.has(i) ? " hit" : "") +
+      (here && !looking(i) ? " aside" : "") +
+      (i === state.at ? " at" : "");
     span.style.setProperty("--a", Number.isFinite(value) ? Math.round(60 * Math.abs(value)) + "%" : "0%");
   });
-  const { start, end } = answer, tally = { tokens: 0, mine: 0, other: 0, both: 0, look: 0 };
+  const { start, end } = answer;
+  const tally = { tokens: 0, mine: 0, other: 0, both: 0 };
   for (let i = start; i < end; i++) {
-    tally.tokens += arrays.trainable[i]; tally.mine += mine[i]; tally.look += looking(i);
-    if (other) { tally.other += other[i]; tally.both += mine[i] & other[i]; }
+    tally.tokens += arrays.trainable[i];
+    tally.mine += mine[i];
+    if (other) {
+      tally.other += other[i];
+      tally.both += mine[i] & other[i];
+    }
   }
   let text = `${state.method} keeps ${tally.mine} of ${many(tally.tokens, "token")} (${share(tally.mine / tally.tokens)}).`;
-  if (other) text += ` ${state.second} keeps ${tally.other}; ${tally.both} are kept by both, ${tally.mine - tally.both} by ${state.method} alone, ${tally.other - tally.both} by ${state.second} alone.`;
-  if (state.look) text += ` Looked for (${LOOKS[state.look][0]}): ${many(tally.look, "token")} here.`;
+  if (other)
+    text += ` ${state.second} keeps ${tally.other}; ${tally.both} are kept by both, ${tally.mine - tally.both} by ${state.method} alone, ${tally.other - tally.both} by ${state.second} alone.`;
   $("count").textContent = text;
-  drawLegend(most);
+  if (state.look) drawLook(here);
+  drawLegend(most, here);
 }
 
-function drawLegend(most) {
-  const sample = (classes, text, meaning) => put(make("span"), make("span", text, { className: "t " + classes }), meaning);
+// How much there is of what is looked for, and the way to the next answer with some of it.
+function drawLook(here) {
+  const counts = included().map(a => {
+    let n = 0;
+    for (let i = answers[a].start; i < answers[a].end; i++) n += looking(i);
+    return [a, n];
+  });
+  const some = counts.filter(([, n]) => n);
+  const all = some.reduce((sum, [, n]) => sum + n, 0);
+  const next = some.find(([a]) => a > state.answer) ?? some[0];
+  $("count").append(
+    ` Looked for: ${LOOKS[state.look][0]}, ${many(here, "token")} here, ${all.toLocaleString("en")} in ${some.length} of ${many(counts.length, "answer")}. `,
+  );
+  if (next) $("count").append(make("button", "Next answer with some", { onclick: () => open(next[0]) }));
+}
+
+function drawLegend(most, here) {
+  const sample = (classes, text, meaning) =>
+    put(make("span"), make("span", text, { className: "t " + classes }), meaning);
   const items = [sample("kept", "framed", `kept by ${state.method}`)];
   if (state.second) items.push(sample("second", "dashed", `kept by ${state.second}`));
   if (answers[state.answer].wrong !== null) items.push(sample("first", "word", "where it first goes wrong"));
   if (arrays.label) items.push(sample("depends", "word", "depends on a condition"));
-  if (state.look) items.push(sample("aside", "pale", "not what is looked for"));
+  if (here) items.push(sample("aside", "pale", "not what is looked for"));
   if (state.query) items.push(sample("hit", "word", "found"));
   if (most) {
-    const shade = (kind, text) => { const s = make("span", text, { className: "t " + kind }); s.style.setProperty("--a", "60%"); return s; };
+    const shade = (kind, text) => {
+      const s = make("span", text, { className: "t " + kind });
+      s.style.setProperty("--a", "60%");
+      return s;
+    };
     const name = $("shade").selectedOptions[0].textContent;
-    items.push(put(make("span"), shade("plus", "+" + most.toPrecision(2)), shade("minus", "−" + most.toPrecision(2)), `${name}: blue above 0, orange below`));
+    items.push(
+      put(
+        make("span"),
+        shade("plus", "+" + most.toPrecision(2)),
+        shade("minus", "−" + most.toPrecision(2)),
+        `${name}: blue above 0, orange below`,
+      ),
+    );
   }
   put($("legend"), ...items);
 }
@@ -115,7 +220,9 @@ function go(i) {
   if (i < start) return;
   if (i < from || i >= from + spans.length) drawTokens(i);
   spans[state.at - from]?.classList.remove("at");
-  spans.forEach(span => { span.tabIndex = -1; });
+  spans.forEach(span => {
+    span.tabIndex = -1;
+  });
   state.at = i;
   const span = spans[i - from];
   span.tabIndex = 0;
@@ -127,52 +234,112 @@ function go(i) {
 }
 
 function drawPanel() {
-  const i = state.at, panel = $("panel");
+  const i = state.at;
+  const panel = $("panel");
   panel.classList.toggle("open", i >= 0);
-  if (i < 0) return put(panel, make("p", "Click a token, tap it, or go there with the keys (n: the next kept one). Here you see what the student and the teacher expected in its place, and how each method ranks it."));
-  const answer = answers[state.answer], names = [state.method, state.second].filter(Boolean);
-  const says = !arrays.trainable[i] ? "written by a tool, never trained" : names.map(name => `${kept(name)[i] ? "kept" : "not kept"} by ${name}`).join(", ");
+  if (i < 0)
+    return put(
+      panel,
+      make(
+        "p",
+        "Click a token, tap it, or go there with the keys (n: the next kept one). Here you see what the student and the teacher expected in its place, and how each method ranks it.",
+      ),
+    );
+  const answer = answers[state.answer];
+  const names = [state.method, state.second].filter(Boolean);
+  const says = !arrays.trainable[i]
+    ? "written by a tool, never trained"
+    : names.map(name => `${kept(name)[i] ? "kept" : "not kept"} by ${name}`).join(", ");
   panel.dataset.line = `Token ${i - answer.start + 1} of ${answer.length}: ${piece(i)}, ${says}`;
   const parts = [
     make("button", "Close", { id: "shut", onclick: shut }),
-    put(make("h2"), make("span", piece(i), { className: "big" }), ` token ${(i - answer.start + 1).toLocaleString("en")} of ${answer.length.toLocaleString("en")}`),
+    put(
+      make("h2"),
+      make("span", piece(i), { className: "big" }),
+      ` token ${(i - answer.start + 1).toLocaleString("en")} of ${answer.length.toLocaleString("en")}`,
+    ),
     make("p", says[0].toUpperCase() + says.slice(1) + (arrays.label ? `. ${DEPENDS[arrays.label[i]]}` : "") + "."),
   ];
   if (arrays.gap) {
-    const [student, teacher] = ["student/original", "teacher/original"].map(n => logprob(i, facts.readings.findIndex(r => r.name === n)));
-    parts.push(make("p", `Log-probability: student ${signed(student)} (${share(Math.exp(student))}), teacher ${signed(teacher)} (${share(Math.exp(teacher))}); gap ${signed(arrays.gap[i])} nats.`));
+    const [student, teacher] = ["student/original", "teacher/original"].map(n =>
+      logprob(
+        i,
+        facts.readings.findIndex(r => r.name === n),
+      ),
+    );
+    parts.push(
+      make(
+        "p",
+        `Log-probability: student ${signed(student)} (${share(Math.exp(student))}), teacher ${signed(teacher)} (${share(Math.exp(teacher))}); gap ${signed(arrays.gap[i])} nats.`,
+      ),
+    );
   }
   if (L) parts.push(put(make("div", "", { className: "wide", tabindex: 0 }), entries(i)));
   const table = make("table");
   table.append(make("caption", facts.frozen ? "Score" : `Score, rank in the answer, kept at ${state.percent} %`));
   for (const { name } of facts.methods) {
-    const scores = arrays["score " + name], place = scores && !facts.frozen ? ranking(name).rank[i] : NONE;
-    const row = put(make("tr", "", { className: names.includes(name) ? "chosen" : "" }), make("th", name, { scope: "row" }),
-      make("td", scores ? signed(scores[i], 3) : ""), make("td", place === NONE ? "" : String(place + 1)), make("td", kept(name)[i] ? "✓ kept" : "–"));
+    const scores = arrays["score " + name];
+    const place = scores && !facts.frozen ? ranking(name).rank[i] : NONE;
+    const row = put(
+      make("tr", "", { className: names.includes(name) ? "chosen" : "" }),
+      make("th", name, { scope: "row" }),
+      make("td", scores ? signed(scores[i], 3) : ""),
+      make("td", place === NONE ? "" : String(place + 1)),
+      make("td", kept(name)[i] ? "✓ kept" : "–"),
+    );
     table.append(row);
   }
   parts.push(table);
   const measured = facts.measures.map(name => [name, arrays["measure " + name][i]]);
   if (arrays.entropy) measured.unshift(["student's entropy, 0 to 1", arrays.entropy[i]]);
-  if (measured.length) parts.push(put(make("table"), make("caption", "Measured on the way"), ...measured.map(([name, value]) => put(make("tr"), make("th", name, { scope: "row" }), make("td", signed(value, 3))))));
+  if (measured.length)
+    parts.push(
+      put(
+        make("table"),
+        make("caption", "Measured on the way"),
+        ...measured.map(([name, value]) =>
+          put(make("tr"), make("th", name, { scope: "row" }), make("td", signed(value, 3))),
+        ),
+      ),
+    );
   put(panel, ...parts);
 }
 
 // What each reader expected, side by side, the likeliest first.
 function entries(i) {
-  const shown = facts.readings.map((reading, r) => ({ ...reading, r })).filter(({ r }) => arrays.own[i * L + r] !== NOT_READ);
+  const shown = facts.readings
+    .map((reading, r) => ({ ...reading, r }))
+    .filter(({ r }) => arrays.own[i * L + r] !== NOT_READ);
   const table = make("table", "", { className: "entries" });
   table.append(make("caption", "Expected in its place, most likely first"));
-  table.append(put(make("tr"), ...shown.map(({ reader, kind }) => put(make("th", "", { scope: "col" }), reader, make("br"), make("span", kind)))));
+  table.append(
+    put(
+      make("tr"),
+      ...shown.map(({ reader, kind }) => put(make("th", "", { scope: "col" }), reader, make("br"), make("span", kind))),
+    ),
+  );
   const most = Math.max(0, ...shown.map(({ r }) => arrays.entries[i * L + r]));
   for (let k = 0; k < most; k++) {
-    table.append(put(make("tr"), ...shown.map(({ r }) => {
-      if (k >= arrays.entries[i * L + r]) return make("td");
-      const place = facts.places[i * L + r] + k, text = facts.vocabulary[arrays.entry[place]], probability = Math.exp(UNLIKELY * (arrays.root[place] / 255) ** 2);
-      return put(make("td", "", { className: arrays.entry[place] === arrays.written[i] ? "said" : "" }), text, make("i", share(probability)));
-    })));
+    table.append(
+      put(
+        make("tr"),
+        ...shown.map(({ r }) => {
+          if (k >= arrays.entries[i * L + r]) return make("td");
+          const place = facts.places[i * L + r] + k;
+          const text = facts.vocabulary[arrays.entry[place]];
+          const probability = Math.exp(UNLIKELY * (arrays.root[place] / 255) ** 2);
+          return put(
+            make("td", "", { className: arrays.entry[place] === arrays.written[i] ? "said" : "" }),
+            text,
+            make("i", share(probability)),
+          );
+        }),
+      ),
+    );
   }
-  table.append(put(make("tr"), ...shown.map(({ r }) => put(make("td"), "this one", make("i", share(Math.exp(logprob(i, r))))))));
+  table.append(
+    put(make("tr"), ...shown.map(({ r }) => put(make("td"), "this one", make("i", share(Math.exp(logprob(i, r))))))),
+  );
   return table;
 }
 function shut() {

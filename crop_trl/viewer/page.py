@@ -81,8 +81,8 @@ def bank_page(
     signals = Signals({name: [p.rows(slice(shown)) for p in parts] for name, parts in bank.signals.lists.items()})
     first = np.arange(len(table.lengths)) < shown
     eligible = TokenTable.from_bank(bank, ruled, whole).only(first).kept
-    begin = own or [name for name in names if name == "crop"]
-    return _page(table.only(first), tokenizer, settings, records, template, title, signals, eligible, *begin)
+    begin = method if own else "crop" if "crop" in names else names[0]
+    return _page(table.only(first), tokenizer, settings, records, template, title, begin, signals, eligible)
 
 
 def exported_table(folder: str | Path, responses: int = RESPONSES) -> TokenTable:
@@ -104,7 +104,7 @@ def run_page(
     """The page of what a run exported, for its own method alone; see [`bank_page`]."""
     known = ("retention_ratio", "min_tokens")
     settings = SelectionSettings(**{name: table.settings[name] for name in known if name in table.settings})
-    return _page(table, tokenizer, settings, records, template, title)
+    return _page(table, tokenizer, settings, records, template, title, next(iter(table.kept)))
 
 
 def save_page(page: str, path: str | Path) -> None:
@@ -113,10 +113,10 @@ def save_page(page: str, path: str | Path) -> None:
     write_text(path, page)
 
 
-def _page(table, tokenizer, settings, records, template, title, signals=None, eligible=(), begin=None) -> str:
+def _page(table, tokenizer, settings, records, template, title, begin, signals=None, eligible=None) -> str:
     facts, arrays = _gather(table, tokenizer, settings, records, template, signals)
-    facts["method"] = begin or next(iter(table.kept))
-    arrays |= {f"eligible {name}": values for name, values in dict(eligible).items()}
+    facts["method"] = begin
+    arrays |= {f"eligible {name}": values for name, values in (eligible or {}).items()}
     return filled(TEMPLATE, title=visible_text(title), packed=_packed(facts, arrays))
 
 
@@ -131,11 +131,12 @@ def _gather(table, tokenizer, settings, records, template, signals) -> tuple[dic
     texts = [tokenizer.decode(one, skip_special_tokens=True) for one in ids]
     right = [None if answer is None else grade(text, answer) for text, answer in zip(texts, answers)]
     labels, wrong = _truth(rows, raw, right)
-    pieces, places = np.unique([visible_token(piece) for part in raw for piece in part], return_inverse=True)
+    pieces: dict[str, int] = {}
+    places = [pieces.setdefault(visible_token(piece), len(pieces)) for part in raw for piece in part]
     problems: dict[str, int] = {}
     numbers = [problems.setdefault(json.dumps([r["prompts"], a]), len(problems)) for r, a in zip(rows, answers)]
     arrays = {
-        "piece": places,
+        "piece": np.array(places, dtype=np.int64),
         "trainable": table.trainable,
         "category": np.concatenate([categorize(part) for part in raw]),
         **({} if labels is None else {"label": labels}),
@@ -158,7 +159,7 @@ def _gather(table, tokenizer, settings, records, template, signals) -> tuple[dic
         "frozen": "" if signals else _FROZEN,
         "measures": list(measures),
         "readings": readings,
-        "pieces": pieces.tolist(),
+        "pieces": list(pieces),
         "vocabulary": vocabulary,
         "categories": CATEGORIES,
         "problems": [_problem(*json.loads(problem)) for problem in problems],

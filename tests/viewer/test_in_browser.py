@@ -152,7 +152,7 @@ def test_figures_over_the_batch_are_those_of_the_analyses(browser, bank, tmp_pat
         here = shown.run("bins(kept(arguments[0]), included(), i => arrays.category[i], 5)", name)
         assert here == pytest.approx((counts / counts.sum()).tolist())
     shown.find("#tab2").click()
-    names = [n for n in bank.choosing_methods() if table.scores.get(n) is not None]
+    names = [n for n in bank.choosing_methods() if METHODS[n].chooses]
     overlap = 100 * kept_overlap(bank, names, settings).numpy()
     for row, expected in zip(shown.all("#view2 > :last-child tr")[1:], overlap, strict=True):
         cells = [cell.text for cell in row.find_elements("css selector", "td")]
@@ -203,7 +203,12 @@ def test_filters_and_lists(browser, bank, tmp_path):
         shown.choose("look", name)
         found = [n for n, t in enumerate(shown.all("#tokens .t")) if "aside" not in t.get_attribute("class").split()]
         assert found == tokens[0].nonzero().ravel().tolist() and found
-    shown.find("#tab3").click()
+        some = tokens.any(1).nonzero().ravel().tolist()
+        assert f"{int(tokens.sum())} in {len(some)} of 8 answers" in shown.text("#count").replace(",", "")
+        shown.find("#count button").click()
+        assert shown.run("state.answer") == some[1]
+        shown.run("open(0)")
+    shown.press("3")
     assert [row.text.split()[0] for row in shown.all("#list tr")[1:]] == list("12345678")
     heading = next(b for b in shown.all("#list th button") if b.text == "of these not kept")
     heading.click()
