@@ -280,6 +280,8 @@ def sha256(folder: Path) -> str:
 def make_model(name: str, examples: list[tuple[str, str]], recipe: Recipe, args, device: torch.device) -> dict:
     """Train, save and test one model. Returns what there is to say of it."""
     started = time.time()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # whose graphs the tests of the model capture
     torch.backends.cuda.matmul.allow_tf32 = True
     # The same weights each time on machines of one kind.
     torch.use_deterministic_algorithms(True, warn_only=True)
