@@ -1,47 +1,69 @@
 """The rows of a study: one a finished run, in a Parquet that carries the study from one machine to the next."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 
+from ..evaluation.run import averaged
 from ..files import read_object, read_rows, replacing
-from ..training.results import FILE, RunResult
+from ..training.results import FILE, STATISTICS, RunResult
 from .naming import SETTINGS
 
 TABLE = "runs.parquet"
 EVALUATION = "evaluation"
 _FIRST = ("world", "method", "retention_ratio", "num_counterfactuals", "learning_rate", "seed")
 _FIRST += ("accuracy_before", "accuracy_after", "commit")
-# What is asked of a row that was stored, once the texts among them that hold JSON are read.
+# What is asked of a row, once the texts among them that hold JSON are read.
 _KINDS = {"run": str, "world": str, "method": str, "seed": int, "settings": dict, "evaluation": dict | None}
-_KINDS |= {"accuracy_before": float | None, "accuracy_after": float | None}
-_AGAIN = "delete the run's folder"
+_KINDS |= {"problems_after": list | None}
+_KINDS |= dict.fromkeys(("accuracy_before", "accuracy_after", "passes", "seconds", *STATISTICS), float | int | None)
+# No two trainings agree in all of these.
+_OF_A_TRAINING = ("accuracy_before", "accuracy_after", "seconds")
+_AGAIN = "delete it and evaluate again"
 Row = dict[str, Any]
 
 
 def row_of(folder: Path, key: str, defaults: Mapping[str, Any]) -> Row:
-    """The row of a finished run; `key` names it, `defaults` stand where its settings are silent."""
-    settings = read_object(folder / SETTINGS, _AGAIN)
+    """The row of a finished run, named `key`; `defaults` fill its settings up. Raises `ValueError`."""
+    settings = read_object(folder / SETTINGS, "delete the run's folder")
     result = RunResult.read(folder / FILE)
-    row = {"run": key, **{name: defaults.get(name) for name in _FIRST}, **settings, **vars(result)}
-    row |= {"world": key.partition("/")[0], "settings": json.dumps(settings, sort_keys=True)}
-    row |= row.pop("statistics")
-    for when in ("before", "after"):
-        row[f"accuracy_{when}_low"], row[f"accuracy_{when}_high"] = row.pop(f"interval_{when}") or (None, None)
+    with _sentence(repr(str(folder / FILE)), "train again, or delete it"):
+        row = {"run": key, **{name: defaults.get(name) for name in _FIRST}, **settings, **vars(result)}
+        row |= {"world": key.partition("/")[0], "settings": json.dumps(settings, sort_keys=True)}
+        row |= row.pop("statistics")
+        for when in ("before", "after"):
+            row[f"accuracy_{when}_low"], row[f"accuracy_{when}_high"] = row.pop(f"interval_{when}") or (None, None)
+        row = _checked(row)
     evaluation = folder / EVALUATION / "results.json"
-    if evaluation.is_file():
-        found = read_object(evaluation, "delete it and evaluate again")
-        kept = ("mean", "pass", "samples", "problems")
-        parts = {name: {k: benchmark[k] for k in kept} for name, benchmark in found["benchmarks"].items()}
-        for name, part in parts.items():  # the share of right answers to each problem
-            part["shares"] = {id: sum(v) / len(v) for id, v in found["benchmarks"][name]["verdicts"].items()}
-        row |= {"average": found["average"], "evaluation": json.dumps(parts)}
-        row |= {f"{name}_{kind}": part[kind] for name, part in parts.items() for kind in kept[:2]}
-    return row
+    if not evaluation.is_file():
+        return row
+    results = read_object(evaluation, _AGAIN)
+    with _sentence(repr(str(evaluation)), _AGAIN):
+        parts = {}
+        for name, found in results["benchmarks"].items():
+            parts[name] = {kind: found[kind] for kind in ("mean", "pass", "samples", "problems")}
+            # The share of right answers to each problem.
+            parts[name]["shares"] = {id: fmean(verdicts) for id, verdicts in found["verdicts"].items()}
+        return merged({}, row | {"evaluation": json.dumps(parts)})
+
+
+def merged(older: Row, newer: Row) -> Row:
+    """The newer row of a run, with what the same student was evaluated on before."""
+    same = all(older.get(name) == newer.get(name) for name in _OF_A_TRAINING)
+    parts = {}
+    for row in (older, newer) if same else (newer,):
+        parts |= _parsed(row.get("evaluation")) or {}
+    if not parts:
+        return newer
+    shown = {f"{name}_{kind}": part[kind] for name, part in parts.items() for kind in ("mean", "pass")}
+    average = fmean(parts[name]["mean"] for name in averaged(list(parts)))
+    return {**newer, "average": average, "evaluation": json.dumps(parts), **shown}
 
 
 def stored_rows(files: Iterable[str | Path]) -> dict[str, Row]:
@@ -50,14 +72,32 @@ def stored_rows(files: Iterable[str | Path]) -> dict[str, Row]:
     for file in files:
         if not Path(file).is_file():
             raise ValueError(f"{str(file)!r} is no file; give the {TABLE} of a study.")
-        for row in read_rows(file):
-            read = row | {name: _parsed(row.get(name)) for name in ("settings", "evaluation")}
-            if wrong := [name for name, kind in _KINDS.items() if not isinstance(read.get(name), kind)]:
-                raise ValueError(
-                    f"{str(file)!r} is no table of a study: a row has no right `{wrong[0]}`; give the {TABLE} of one."
-                )
-            found[row["run"]] = row
+        rows = read_rows(file)
+        with _sentence(f"{str(file)!r} is no table of a study: a row", f"give the {TABLE} of one"):
+            for row in map(_checked, rows):
+                found[row["run"]] = merged(found.get(row["run"], {}), row)
     return found
+
+
+def _checked(row: Row) -> Row:
+    """A row with None for NaN. Raises `KeyError` for the first value that has a wrong type."""
+    row = {name: None if value != value else value for name, value in row.items()}
+    read = row | {name: _parsed(row.get(name)) for name in ("settings", "evaluation")}
+    for name, kind in _KINDS.items():
+        if not isinstance(read.get(name), kind):
+            raise KeyError(name)
+    return row
+
+
+@contextmanager
+def _sentence(what: str, remedy: str) -> Iterator[None]:
+    """Raise `ValueError` for a row that cannot be made of what there is."""
+    try:
+        yield
+    except KeyError as error:
+        raise ValueError(f"{what} has no right `{error.args[0]}`; {remedy}.") from None
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"{what} has no right values ({error}); {remedy}.") from None
 
 
 def _parsed(text: Any) -> Any:

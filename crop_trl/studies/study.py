@@ -139,7 +139,8 @@ class Study:
             tqdm.write("\n".join([said, *(f"    {line}" for line in last_lines(task.log))]))
 
     def _collect(self, key: str) -> None:
-        self.rows[key] = rows.row_of(self.output / key, key, self.defaults)
+        row = rows.row_of(self.output / key, key, self.defaults)
+        self.rows[key] = rows.merged(self.rows.get(key, {}), row)
 
     def save(self) -> None:
         """Write the table."""

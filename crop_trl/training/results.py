@@ -11,7 +11,7 @@ from ..files import read_object, write_json
 
 FILE = "result.json"
 # By name the metric of training, and whether its mean over the logged steps is meant or either end.
-_STATISTICS = {
+STATISTICS = {
     "kept_share": ("selection/retention_ratio", "mean"),
     "kept_per_response": ("selection/tokens_per_response", "mean"),
     "kept_nonzero": ("selection/nonzero_scores", "mean"),
@@ -42,7 +42,7 @@ def statistics_of(log_history: Iterable[Mapping[str, Any]]) -> dict[str, float]:
                 continue  # a method without scores has no share of them
             logged.setdefault(name, []).append(value)
     pick = {"first": lambda v: v[0], "last": lambda v: v[-1], "mean": lambda v: sum(v) / len(v)}
-    return {name: pick[which](logged[metric]) for name, (metric, which) in _STATISTICS.items() if metric in logged}
+    return {name: pick[which](logged[metric]) for name, (metric, which) in STATISTICS.items() if metric in logged}
 
 
 def current_commit() -> str | None:

@@ -9,8 +9,11 @@ from scipy import stats
 
 from crop_trl.commands import study
 from crop_trl.files import alone_in, read_rows
-from crop_trl.studies.rows import stored_rows, write_rows
+from crop_trl.studies.naming import NamedRun
+from crop_trl.studies.rows import row_of, stored_rows, write_rows
+from crop_trl.studies.study import Study
 from crop_trl.studies.tables import groups_of, study_markdown
+from crop_trl.training.results import RunResult
 
 DEFAULTS = {"method": "crop", "seed": 42, "retention_ratio": 0.2, "learning_rate": 1e-6, "num_counterfactuals": 1}
 
@@ -221,6 +224,7 @@ def test_what_is_no_table_of_a_study_gets_one_sentence(tmp_path):
         "evaluation": ("no JSON", "[1]"),
         "seed": ("0",),
         "accuracy_after": ("0.5",),
+        "kept_share": ("0.2",),
     }
     odd = [(name, right | {name: value}) for name, values in wrong.items() for value in values]
     odd += [(name, {k: v for k, v in right.items() if k != name}) for name in ("run", "world", "method", "settings")]
@@ -240,6 +244,70 @@ def test_what_is_no_table_of_a_study_gets_one_sentence(tmp_path):
     expected = {f"{number}.parquet": sentence(name) for number, (name, _) in enumerate(files)}
     expected |= {"rows.csv": sentence("seed"), "other.csv": sentence("run"), "broken.parquet": said["broken.parquet"]}
     assert said == expected and "is no Parquet file" in said["broken.parquet"]
+
+
+def finished(output, after: float = 0.5, seed: int = 0, **evaluated: float):
+    """The folder of a run whose student has these shares of right answers on benchmarks."""
+    run = NamedRun("w", f"method=crop,seed={seed}", {"method": "crop", "seed": seed}, DEFAULTS)
+    run.claim(output / run.key)
+    RunResult("crop", 0.4, after, seed=seed, seconds=7.5).write(output / run.key)
+    (output / run.key / "evaluation").mkdir()
+    both = {"samples": 2, "problems": 1, "verdicts": {"1": [0, 1]}}
+    found = {name: {"mean": mean, "pass": 0.6, **both} for name, mean in evaluated.items()}
+    (output / run.key / "evaluation/results.json").write_text(json.dumps({"benchmarks": found}))
+    return output / run.key
+
+
+def test_what_a_student_was_evaluated_on_stays_with_its_row(tmp_path):
+    """In whatever order folders and tables come, and with its own training alone."""
+
+    def benchmarks(*others):
+        (found,) = Study(tmp_path / "here", {}, others, DEFAULTS).rows.values()
+        means = {name: part["mean"] for name, part in json.loads(found.get("evaluation") or "{}").items()}
+        assert all(found[f"{name}_mean"] == mean for name, mean in means.items())
+        assert not means or found["average"] == pytest.approx(sum(means.values()) / len(means))
+        return means
+
+    for name, measured in (("one", {"x": 0.25}), ("two", {"y": 0.75}), ("three", {"x": 0.5})):
+        finished(tmp_path / name, **measured)
+    for name in ("one", "two"):
+        study = Study(tmp_path / name, {}, [], DEFAULTS)
+        study.save()
+    one, two = (tmp_path / name / "runs.parquet" for name in ("one", "two"))
+    finished(tmp_path / "here")
+    assert benchmarks() == {} and benchmarks(one) == {"x": 0.25} and benchmarks(two, one) == {"x": 0.25, "y": 0.75}
+    study = Study(tmp_path / "here", {}, [one], DEFAULTS)
+    study.save()
+    assert benchmarks() == {"x": 0.25} and benchmarks(two) == {"x": 0.25, "y": 0.75}
+    # A later evaluation wins, and another training has none of it.
+    (tmp_path / "three/w").rename(tmp_path / "here/three")
+    (tmp_path / "here/w").rename(tmp_path / "before")
+    (tmp_path / "here/three").rename(tmp_path / "here/w")
+    assert benchmarks(two) == {"x": 0.5, "y": 0.75}
+    RunResult("crop", 0.4, 0.6, seed=0, seconds=9.5).write(tmp_path / "here/w/method=crop,seed=0")
+    assert benchmarks(two) == {"x": 0.5}
+
+
+def test_a_result_that_is_none_gets_one_sentence_and_not_a_number_is_none(tmp_path):
+    folder = finished(tmp_path, x=0.25)
+    results, evaluation = folder / "result.json", folder / "evaluation/results.json"
+    run, measured = (json.loads(file.read_text()) for file in (results, evaluation))
+    x = measured["benchmarks"]["x"]
+    odd = [(results, run | each) for each in ({"accuracy_after": "x"}, {"interval_after": 5}, {"statistics": None})]
+    odd += [(results, run | {"statistics": {"kept_share": "abc"}})]
+    odd += [(evaluation, each) for each in ({}, {"benchmarks": []}, {"benchmarks": {"x": {"mean": 1}}})]
+    odd += [(evaluation, {"benchmarks": {"x": x | each}}) for each in ({"mean": "a"}, {"verdicts": {"1": []}})]
+    for file, content in odd:
+        right = file.read_text()
+        file.write_text(json.dumps(content))
+        with pytest.raises(ValueError, match=f"{file}' has no right .*; .*delete it") as raised:
+            row_of(folder, "w/a", DEFAULTS)
+        assert len(str(raised.value).splitlines()) == 1, raised.value
+        file.write_text(right)
+    results.write_text(json.dumps(run | {"accuracy_after": float("nan"), "statistics": {"kept_share": float("nan")}}))
+    found = row_of(folder, "w/a", DEFAULTS)
+    assert found["accuracy_after"] is None and found["kept_share"] is None and found["x_mean"] == 0.25
+    assert "nan" not in study_markdown([found], DEFAULTS)
 
 
 def test_tables_are_printed_where_nothing_can_be_written_and_nothing_is_made_of_nothing(tmp_path, capsys):
