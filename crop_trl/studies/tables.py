@@ -15,8 +15,10 @@ from ..methods import METHODS
 from ..text import markdown_table
 from .rows import Row
 
-# A method's own names come first in a table; the seed is what means are taken over.
-_OWN = ("method", "selector", "seed")
+# A method's own name comes first in a table; the seed is what means are taken over.
+_OWN = ("method", "seed")
+# What a method's name says already, unless two files define methods of one name.
+_OF_METHOD = ("selector", "selector_sha256")
 # The paper's ablation of selectors, in its order.
 _ABLATION = ("cf-opd", "pc-opd", "random", "crop-bottom", "crop-student", "crop")
 HELD_OUT = "the held-out problems of training"
@@ -38,9 +40,20 @@ class Group:
         return ", ".join([self.method, *(f"{name} {_setting(value)}" for name, value in settings.items())])
 
     @property
+    def seeds(self) -> str:
+        """How many were measured, and of how many."""
+        measured, runs = len(self.results), len(self.rows)
+        return f"{measured} of {runs}" if measured < runs else str(runs)
+
+    @property
     def accuracy(self) -> dict[int, float]:
         """What is compared, by seed: the mean over benchmarks."""
         return {seed: fmean(each["mean"] for each in found.values()) for seed, found in self.results.items()}
+
+    def accuracy_beside(self, seed: int) -> float | None:
+        """Beside another group's run: the untrained student is the same whatever the seed."""
+        found = self.accuracy
+        return found.get(seed, next(iter(found.values()), None) if self.method == "base" else None)
 
     def column(self, name: str) -> list[float]:
         """Of the runs that have it."""
@@ -49,8 +62,9 @@ class Group:
     def shares(self, seeds: Iterable[int]) -> dict[str, dict[Any, list[float]]]:
         """Right answers by benchmark and problem, those of all seeds as samples of one student; none where not said."""
         found = {}
-        for name in next(iter(self.results.values())):
-            each = [self.results[seed][name].get("shares") or {} for seed in seeds]
+        results = [self.results[seed] for seed in seeds if seed in self.results] or list(self.results.values())
+        for name in results[0]:
+            each = [result[name].get("shares") or {} for result in results]
             found[name] = {id: [e[id] for e in each] for id in each[0] if all(id in e for e in each)}
         return found
 
@@ -60,7 +74,12 @@ def results_of(row: Row) -> dict[str, dict[str, Any]]:
     found = json.loads(row.get("evaluation") or "{}")
     mean = row.get("accuracy_before" if row["method"] == "base" else "accuracy_after")
     if mean is not None:
-        found[HELD_OUT] = {"mean": mean, "shares": dict(enumerate(row.get("problems_after") or ()))}
+        # Of other held-out problems than another run's, if their names say so.
+        data = str(sorted(s for s in json.loads(row["settings"]).items() if s[0].startswith("eval_dataset_")))
+        found[HELD_OUT] = {
+            "mean": mean,
+            "shares": {(data, i): s for i, s in enumerate(row.get("problems_after") or ())},
+        }
     return found
 
 
@@ -78,7 +97,11 @@ def groups_of(rows: Sequence[Row], defaults: Mapping[str, Any], compared: Sequen
     """Rows of one world by settings, the best first. What keeps every token has one run a seed, whatever its ratio."""
     settings = [{**defaults, **json.loads(row["settings"])} for row in rows]
     names = sorted({name for each in settings for name in each} - set(_OWN))
-    varied = [n for n in names if len({json.dumps(each.get(n), sort_keys=True) for each in settings}) > 1]
+    varied = []
+    for name in names:
+        told = [row["method"] if name in _OF_METHOD else None for row in rows]
+        values = (json.dumps(each.get(name), sort_keys=True) for each in settings)
+        varied += [name] * (len(set(zip(told, values))) > len(set(told)))
     found: dict[str, Group] = {}
     for row, own in zip(rows, settings):
         # To a method that keeps every token the ratio means nothing, to the untrained student nothing does.
@@ -150,7 +173,7 @@ def _means(groups: Sequence[Group], evaluated: bool) -> str:
         gaps = (_number(group.column(f"gap_kept_{when}"), 2) for when in ("first", "last"))
         lines.append(
             [
-                *(group.method, *(_setting(value) for value in group.settings.values()), len(group.rows)),
+                *(group.method, *map(_setting, group.settings.values()), group.seeds),
                 *[_points(list(group.accuracy.values()), (0, 1))] * evaluated,
                 *(_points(before), _points(after, (0, 1))),
                 *(_number(group.column(f"length_{when}"), 0) for when in ("before", "after")),
@@ -166,8 +189,9 @@ def _means(groups: Sequence[Group], evaluated: bool) -> str:
 
 
 def _ahead(group: Group, other: Group) -> dict[int, float]:
-    """The difference of two groups on each seed that both have."""
-    return {seed: accuracy - other.accuracy[seed] for seed, accuracy in group.accuracy.items() if seed in other.results}
+    """The difference of two groups on each seed that both have; equal ones are equal."""
+    beside = {seed: (own, other.accuracy_beside(seed)) for seed, own in group.accuracy.items()}
+    return {seed: round(own - its, 12) for seed, (own, its) in beside.items() if its is not None}
 
 
 def _differences(groups: Sequence[Group], against: str) -> str:

@@ -87,6 +87,48 @@ def test_numbers_stay_among_what_they_can_be():
     assert "Not compared: entropy (not measured)." in text
 
 
+def test_equal_differences_are_no_test_and_pairs_are_of_the_same_problems_and_of_measured_runs():
+    thirds = {"random": (1, 2), "crop": (3, 4), "opd": (5, 2)}
+    found = [row(method, seed, n / 12) for method, each in thirds.items() for seed, n in enumerate(each)]
+    found += [row("tip", seed, 0.5, eval_dataset_name="other.jsonl") for seed in (0, 1)]
+    found = [r | {"settings": json.dumps({"eval_dataset_name": "x.jsonl"} | json.loads(r["settings"]))} for r in found]
+    text = study_markdown([*found, row("crop", 2, None, eval_dataset_name="x.jsonl")], DEFAULTS, "random")
+    assert cells(text, "crop")[1] == "2 of 3" and cells(text, "opd")[1] == "2"
+    differences = {name: cells(text, name, "differences to random")[1:] for name in ("crop", "opd", "tip")}
+    assert differences["crop"][1:4] == ["+16.7 (+16.7 to +16.7)", "-", "-"]
+    # Of two tests, the equal differences of a third method are none.
+    assert "number of tests: 2" in text and differences["opd"][2] != "-" and differences["opd"][4] != "-"
+    assert differences["tip"][4] == "-" and differences["crop"][4] != "-"
+
+
+def test_the_untrained_student_stands_beside_every_seed():
+    found = [*rows(), row("base", 0, None) | {"problems_after": None}]
+    text = study_markdown(found, DEFAULTS, "base")
+    low, high = stats.ttest_1samp([a - 0.4 for a in CROP.values()], 0).confidence_interval(0.95)
+    assert cells(text, "crop", "differences to base")[:2] == ["4", f"+35.0 ({100 * low:+.1f} to {100 * high:+.1f})"]
+    shares = {"x": {"mean": 0.25, "pass": 1.0, "samples": 2, "problems": 2, "shares": {"1": 0.0, "2": 0.5}}}
+    better = {"x": shares["x"] | {"mean": 0.5, "shares": {"1": 0.5, "2": 0.5}}}
+    found = [row("base", 7, None, evaluation=shares), *(row("crop", seed, None, evaluation=better) for seed in (0, 1))]
+    found = cells(study_markdown(found, DEFAULTS, "base"), "crop", "differences to base")
+    assert found[:2] == ["2", "+25.0 (+25.0 to +25.0)"] and found[4] != "-"
+
+
+def test_two_files_with_a_method_of_one_name_are_two_methods():
+    found = [row("mine.py:f", seed, 0.3, selector=f"{f}/mine.py:f") for f in "ab" for seed in (0, 1)]
+    found += [row("mine.py:f", seed, 0.5, selector="a/mine.py:f", selector_sha256="1") for seed in (2, 3)]
+    header, *lines = table(study_markdown([*found, row("opd", 0, 0.2)], DEFAULTS))
+    assert header[:3] == ["Method", "selector", "selector_sha256"] and "Seeds" in header
+    assert sorted(line[1:4] for line in lines) == [
+        ["-", "-", "1"],
+        ["a/mine.py:f", "-", "2"],
+        ["a/mine.py:f", "1", "2"],
+        ["b/mine.py:f", "-", "2"],
+    ]
+    # Otherwise the name says it.
+    header = table(study_markdown([found[0], row("opd", 0, 0.2)], DEFAULTS))[0]
+    assert header[:2] == ["Method", "Seeds"]
+
+
 def test_each_is_compared_with_the_runs_whose_settings_agree_best():
     def pairs(*found):
         text = study_markdown(found, DEFAULTS, "random")
