@@ -243,11 +243,12 @@ def accumulation_steps(prompts_per_step: int, num_generations: int, per_device_t
     return responses // per_micro_step
 
 
-def check_compilation(use_vllm: bool, zero_stage: int, placement: str) -> None:
-    """`compile_layers` goes with the engine, the sharding and the teacher's placement."""
-    if not use_vllm:
+def check_compilation(plain: bool, zero_stage: int, placement: str) -> None:
+    """`compile_layers` goes with the way of sampling, the sharding and the teacher's placement."""
+    if plain:
         raise ValueError(
-            "`compile_layers` needs `use_vllm`: plain generation would compile anew for every length of its cache."
+            "`compile_layers` needs `use_vllm` or `use_cuda_graphs`: plain generation would compile anew for every "
+            "length of its cache."
         )
     if zero_stage == 3:
         raise ValueError(

@@ -187,7 +187,8 @@ class CROPConfig(GRPOConfig):
     score_tokens_per_batch: int = option(16384, "Tokens of one scoring forward, padding included.")
     compile_layers: bool = option(
         False,
-        "Compile the decoder layers of student and local teacher; needs `use_vllm`, and costs a minute at the start.",
+        "Compile the decoder layers of student and local teacher, and with `use_cuda_graphs` the sampling of a token; "
+        "needs one of `use_vllm` and `use_cuda_graphs`, and costs a minute or two at the start.",
     )
     selection_export_steps: int = option(
         0,
@@ -220,7 +221,8 @@ class CROPConfig(GRPOConfig):
             checks.check_graphs(vars(self))
         if self.compile_layers:
             for one in self.each_teacher.values():
-                checks.check_compilation(self.use_vllm, zero_stage(self), one.teacher_placement)
+                plain = not (self.use_vllm or self.use_cuda_graphs)
+                checks.check_compilation(plain, zero_stage(self), one.teacher_placement)
 
     def check_settings(self) -> None:
         """Raise `ValueError` for what is wrong with the settings on any device, and bring them into one form."""

@@ -66,7 +66,7 @@ def make_sampler(model, args) -> "GraphSampler":
             f"{', '.join(sorted(kinds))}; leave it off, or use vLLM."
         )
     half = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
-    return GraphSampler(model, half or base_of(model).dtype, autocast=half is not None)
+    return GraphSampler(model, half or base_of(model).dtype, half is not None, args.compile_layers)
 
 
 class GraphSampler:
@@ -81,10 +81,11 @@ class GraphSampler:
         model (`PreTrainedModel` or `PeftModel`): On one device, its weights whole.
         dtype (`torch.dtype`): Of autocast; that of the weights where there is none.
         autocast (`bool`): Whether there is.
+        compiled (`bool`): Whether to compile the pass over one token of each row, once for each number of rows.
     """
 
-    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, autocast: bool):
-        self._model, self._dtype, self._autocast = model, dtype, autocast
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, autocast: bool, compiled: bool = False):
+        self._model, self._dtype, self._autocast, self._compiled = model, dtype, autocast, compiled
         self._copy: PreTrainedModel | None = None
         self._batches: dict[int, _Batch] = {}
 
@@ -125,7 +126,8 @@ class GraphSampler:
         batch = self._batches.get(rows)
         if batch is None or batch.length < length or batch.settings != _settings(config):
             self._batches[rows] = batch = None
-            self._batches[rows] = batch = _Batch(model, rows, length, _settings(config), self._dtype, self._autocast)
+            precision = self._dtype, self._autocast
+            self._batches[rows] = batch = _Batch(model, rows, length, _settings(config), *precision, self._compiled)
         return batch.sample(input_ids, attention_mask, config.max_new_tokens)
 
 
@@ -138,9 +140,11 @@ def _settings(config: GenerationConfig) -> tuple[float, tuple[int, ...], int]:
 class _Batch:
     """Memory for a number of rows, and the graph that draws one token for each."""
 
-    def __init__(self, model, rows: int, length: int, settings, dtype: torch.dtype, autocast: bool):
+    def __init__(self, model, rows: int, length: int, settings, dtype: torch.dtype, autocast: bool, compiled: bool):
         device = next(model.parameters()).device
         self.model, self.length, self.settings = model, length, settings
+        # A whole step is small enough for one graph; prompts have too many widths to compile for.
+        self.one_token = torch.compile(model, dynamic=False) if compiled else model
         # Weights are cast already, so there is nothing to keep.
         self.autocast = partial(torch.autocast, device.type, dtype, autocast, cache_enabled=False)
         self.temperature, ends, self.pad = settings
@@ -154,10 +158,10 @@ class _Batch:
         self.ended = torch.zeros(rows, 1, dtype=torch.bool, device=device)
         self.graph: torch.cuda.CUDAGraph | None = None
 
-    def _forward(self, ids, mask, positions) -> None:
+    def _forward(self, model, ids, mask, positions) -> None:
         """Read tokens, then draw the next one of each row into `token`."""
         with self.autocast():
-            logits = self.model(
+            logits = model(
                 input_ids=ids,
                 attention_mask=mask,
                 position_ids=positions,
@@ -174,7 +178,7 @@ class _Batch:
     def _step(self) -> None:
         """One token for every row."""
         self.mask.scatter_(3, self.column[:, None, None], True)
-        self._forward(self.token, self.mask, self.position)
+        self._forward(self.one_token, self.token, self.mask, self.position)
         self.column += 1
         self.position += 1
 
@@ -210,7 +214,7 @@ class _Batch:
         causal = torch.ones(width, self.length, dtype=torch.bool, device=ids.device).tril()
         # A padded place sees itself, or its row would have nothing to take a softmax of.
         own = torch.eye(width, self.length, dtype=torch.bool, device=ids.device)
-        self._forward(ids, (causal & self.mask) | own, positions)
+        self._forward(self.model, ids, (causal & self.mask) | own, positions)
         if self.graph is None and ids.is_cuda:
             self.graph = self._captured()
         drawn = [self.token.clone()]

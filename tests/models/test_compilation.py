@@ -41,8 +41,8 @@ def test_says_when_there_is_nothing_to_compile():
         compile_layers(torch.nn.Linear(2, 2))
 
 
-def test_needs_vllm():
-    with pytest.raises(ValueError, match="`compile_layers` needs `use_vllm`"):
+def test_needs_an_engine_or_graphs():
+    with pytest.raises(ValueError, match="`compile_layers` needs `use_vllm` or `use_cuda_graphs`"):
         CROPConfig("unused", use_cpu=True, bf16=False, compile_layers=True)
 
 
@@ -59,4 +59,4 @@ def test_lengths_are_padded_so_that_few_graphs_serve(tmp_path):
 
 def test_is_not_for_a_sharded_teacher():
     with pytest.raises(ValueError, match="`compile_layers` does not work with `teacher_placement` 'sharded'"):
-        check_compilation(True, 0, "sharded")
+        check_compilation(False, 0, "sharded")

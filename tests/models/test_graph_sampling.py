@@ -38,10 +38,13 @@ def settings(temperature: float, count: int = 12) -> GenerationConfig:
     return GenerationConfig(max_new_tokens=count, temperature=temperature, pad_token_id=PAD, eos_token_id=ENDS)
 
 
-@pytest.mark.parametrize("kind", [LlamaConfig, Qwen3Config])
-def test_cold_samples_are_greedy_ones(kind):
+@pytest.mark.parametrize(
+    "kind, compiled",
+    [(LlamaConfig, False), (Qwen3Config, False), pytest.param(LlamaConfig, True, marks=pytest.mark.slow)],
+)
+def test_cold_samples_are_greedy_ones(kind, compiled):
     model, (ids, mask) = build(kind), prompts()
-    sampler = GraphSampler(model, torch.float32, autocast=False)
+    sampler = GraphSampler(model, torch.float32, autocast=False, compiled=compiled)
     for _ in range(2):
         found = sampler.generate(ids, mask, settings(1e-4))
         greedy = model.generate(
