@@ -79,10 +79,28 @@ def read_object(path: str | Path, remedy: str) -> dict[str, Any]:
     return value
 
 
+class _SettingsLoader(yaml.SafeLoader):
+    """Refuses a name that stands twice, of which the first would be lost; a date is text, as JSON has none."""
+
+    yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in found if not tag.endswith(":timestamp")]
+        for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def compose_mapping_node(self, anchor):
+        node = super().compose_mapping_node(anchor)
+        names = set()
+        for name, _ in node.value:
+            if str(name.value) in names:
+                raise yaml.YAMLError(f"`{name.value}` stands twice, again in line {name.start_mark.line + 1}")
+            names.add(str(name.value))
+        return node
+
+
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """A YAML file of settings. Raises `ValueError` when there is none, or it holds something else."""
     try:
-        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        found = yaml.load(Path(path).read_text(encoding="utf-8"), _SettingsLoader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise ValueError(f"{str(path)!r} cannot be read ({reason}); name a YAML file of settings.") from None

@@ -43,6 +43,8 @@ def read_grid(path: str | Path) -> Grid:
     parameters = content.get("parameters") or {}
     if not isinstance(parameters, dict):
         raise ValueError(f"{str(path)!r}: `parameters` names none; write lines such as `seed: {{values: [0, 1]}}`.")
+    if parameters and not any(str(word).startswith("${args") for word in command):
+        raise ValueError(f"{str(path)!r}: `command` takes none of the `parameters`; write ${{args}} where they go.")
     parameters = {name: _values(given) for name, given in parameters.items()}
     for name, values in parameters.items():
         if not isinstance(values, list) or not values:

@@ -93,8 +93,8 @@ class NamedRun:
                 )
 
     def check_folder(self, folder: Path) -> None:
-        """[`check_same`] for what lies in its folder, if anything does."""
-        if (folder / SETTINGS).is_file():
+        """[`check_same`] for what a run left in its folder: a result, or what one could go on from."""
+        if (folder / SETTINGS).is_file() and (is_finished(folder) or any(folder.glob("checkpoint-*"))):
             self.check_same(read_object(folder / SETTINGS, "delete the folder"), repr(str(folder)))
 
     def claim(self, folder: Path) -> None:
@@ -112,6 +112,10 @@ def named_run(defaults: Mapping[str, Any], file: Mapping[str, Any], given: Mappi
     """
     defaults, file, given = _as_json(defaults), _as_json(file), _as_json(given)
     settings = {**file, **{name: value for name, value in given.items() if name != "config"}}
+    if settings.get("selector"):
+        defined_in = Path(str(settings["selector"]).rpartition(":")[0]).expanduser()
+        if defined_in.is_file():  # or the run will be refused
+            settings["selector_sha256"] = hashlib.sha256(defined_in.read_bytes()).hexdigest()
     before, after = {**defaults, **file}, {**defaults, **settings}
     first = "selector" if after.get("selector") else "method"
     changed = [n for n in sorted(given) if not is_apart(n) and before.get(n) != after[n] and n not in (first, "seed")]

@@ -45,9 +45,16 @@ def runs_of(grids: Iterable[Path], name: Callable[[list[str]], NamedRun]) -> dic
     """Every run of some sweep files once, by its folder; `name` reads the arguments of `crop-trl train`."""
     found: dict[str, PlannedRun] = {}
     for grid in map(read_grid, grids):
+        own = set()
         for command in grid.commands():
             before, arguments = train_arguments(command)
             run = name(arguments)
+            if run.key in own:
+                raise ValueError(
+                    f"{str(grid.path)!r} has {run.key} twice; take out a value that is there twice, or a parameter "
+                    "that changes no run, such as `num_processes`."
+                )
+            own.add(run.key)
             if run.key in found:
                 found[run.key].run.check_same(run.own_settings, f"{run.key} of {str(grid.path)!r}")
             found.setdefault(run.key, PlannedRun(run, before, arguments))

@@ -91,6 +91,13 @@ def test_a_grid_is_every_combination_once_however_many_files_name_it(tmp_path, m
         ({"command": ["python", "x.py", "${args}"]}, "`command` starts 'python x.py'; a study runs `crop-trl train`."),
         ({"command": ["crop-trl", "train", "${args_yaml}"]}, "`command` has ${args_yaml}, which a study does not know"),
         (
+            {"command": ["crop-trl", "train"], "parameters": {"seed": {"value": 1}}},
+            "`command` takes none of the `parameters`; write ${args} where they go.",
+        ),
+        ({"parameters": {"seed": {"values": [1, "1"]}}}, "has run/method=crop,seed=1 twice; take out a value"),
+        ({"parameters": {"num_processes": {"values": [1, 2]}}}, "has run/method=crop,seed=42 twice; take out a value"),
+        ({"parameters": {"logging_steps": {"values": [1, 2]}}}, "that changes no run, such as `num_processes`."),
+        (
             {"parameters": {"output_dir": {"value": "x"}}},
             "`output_dir` in a grid would be the folder of all runs; take",
         ),
@@ -102,6 +109,33 @@ def test_a_mistake_in_a_grid_gets_one_sentence(tmp_path, content, sentence):
     with pytest.raises(ValueError, match=re.escape(sentence)) as caught:
         runs_of([sweep(tmp_path, **content)], name_run)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_name_that_stands_twice_is_refused_and_a_date_is_text(tmp_path):
+    path = sweep(tmp_path, command=["crop-trl", "train", "${args_json}"])
+    path.write_text(path.read_text() + "parameters:\n  run_name: {value: 2024-01-01}\n")
+    assert list(read_grid(path).commands()) == [["crop-trl", "train", '{"run_name": "2024-01-01"}']]
+    path.write_text(path.read_text() + "  seed: {values: [0]}\n  run_name: {value: b}\n")
+    with pytest.raises(ValueError, match=r"grid.yaml' cannot be read \(`run_name` stands twice, again in line 9\)"):
+        read_grid(path)
+
+
+def test_a_run_keeps_its_folder_from_another_one_that_has_not_just_failed(tmp_path):
+    """A method's file that was changed makes another run of the same name."""
+    mine = tmp_path / "mine.py"
+    mine.write_text("one")
+    first = named_run({}, {}, {"selector": f"{mine}:f"})
+    mine.write_text("two")
+    second = named_run({}, {}, {"selector": f"{mine}:f"})
+    assert first.key == second.key
+    first.claim(tmp_path / "run")
+    second.check_folder(tmp_path / "run")
+    for left in ("checkpoint-1", "result.json"):
+        (tmp_path / "run" / left).touch()
+        first.check_folder(tmp_path / "run")
+        with pytest.raises(ValueError, match="run' is of a run with `selector_sha256` '.*give another folder"):
+            second.check_folder(tmp_path / "run")
+        (tmp_path / "run" / left).unlink()
 
 
 def test_values_of_every_kind_reach_the_run_and_one_value_in_two_spellings_is_one_run(tmp_path):
