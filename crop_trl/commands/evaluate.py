@@ -131,8 +131,8 @@ def make_sampler(args: argparse.Namespace, decoding: DecodingSettings):
     return ServerSampler(args.model, decoding, args.server_url, batch_size)
 
 
-def evaluate(args: argparse.Namespace) -> None:
-    """Draw what is missing, grade, report."""
+def plan_of(args: argparse.Namespace, loaded: list[benchmarks.Benchmark] | None = None) -> run.Plan:
+    """What is to be done, on benchmarks that were loaded before if they are given."""
     if not args.output:
         raise ValueError("`--output` is not set; name the folder that generations and results go to.")
     if args.sampler == "server" and not args.server_url:
@@ -143,25 +143,29 @@ def evaluate(args: argparse.Namespace) -> None:
         options["enable_thinking"] = args.thinking
     conversational = trained.get("conversational", True) if args.conversational is None else args.conversational
     decoding = DecodingSettings(args.temperature, args.top_p, args.max_tokens, options, conversational)
-    labels = {"label": args.label or Path(args.output).name}
-    if args.setting:
-        labels["setting"] = args.setting
-    if args.training_run:
-        labels["training"] = run.training_diagnostics(args.training_run)
-    plan = run.Plan(
+    return run.Plan(
         Path(args.output),
-        load_benchmarks(args),
+        load_benchmarks(args) if loaded is None else loaded,
         args.model,
         args.sampler,
         decoding,
         args.prompt_template or trained.get("prompt_template") or DEFAULT_PROMPT_TEMPLATE,
         args.batch_size or BATCH_SIZES[args.sampler],
-        labels,
-        trained,
+        asked_in_training=trained,
     )
+
+
+def evaluate(args: argparse.Namespace) -> None:
+    """Draw what is missing, grade, report."""
+    plan = plan_of(args)
+    plan.labels["label"] = args.label or plan.output.name
+    if args.setting:
+        plan.labels["setting"] = args.setting
+    if args.training_run:
+        plan.labels["training"] = run.training_diagnostics(args.training_run)
     plan.check()
     run.check_pass_k(args.pass_k, plan.benchmarks)
-    run.generate(plan, lambda: make_sampler(args, decoding))
+    run.generate(plan, lambda: make_sampler(args, plan.decoding))
     report(run.evaluate(plan, args.pass_k, args.average or "clean"), plan.output)
 
 

@@ -11,6 +11,7 @@ to another machine, its runs count as finished there.
 
 import argparse
 import shlex
+import shutil
 import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -20,7 +21,7 @@ from tqdm import tqdm
 from ..files import alone_in, write_text
 from ..studies.naming import NamedRun, named_run
 from ..studies.running import run_tasks
-from ..studies.study import Study, runs_of
+from ..studies.study import PlannedRun, Study, runs_of
 from ..studies.tables import study_markdown
 from .errors import told
 from .launch import split_options
@@ -52,6 +53,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv[:end])
     args.evaluate_options = argv[end + 1 :]
     args.gpus = [name.strip() for name in args.gpus.split(",")] if args.gpus else []
+    if not args.table and (args.against or args.benchmarks):
+        raise ValueError("`--against` and `--benchmarks` are for tables; add `--table` once the runs are finished.")
+    if args.evaluate_options and not args.benchmarks:
+        raise ValueError("What stands after -- goes to `crop-trl evaluate`; name what it measures by `--benchmarks`.")
     if args.table and args.discard_models:
         raise ValueError("`--discard_models` goes with training, and `--table` may need models; leave one of them out.")
     args.jobs = max(1, len(args.gpus)) if args.jobs is None else args.jobs
@@ -71,12 +76,14 @@ def name_run(arguments: list[str]) -> NamedRun:
     return named_run(parser.defaults(), file, given)
 
 
-def refusal(arguments: list[str]) -> str | None:
-    """Why `crop-trl train` would refuse some arguments before it looks at devices, data and models."""
+def refusal(planned: PlannedRun) -> str | None:
+    """Why `crop-trl train` would not start, or refuse its arguments before it looks at devices, data and models."""
     from ..runs import check_settings
 
+    if planned.before and not shutil.which(planned.before[0]):
+        return f"`command` starts {planned.before[0]!r}, and there is no such program here; mend it or leave it out."
     try:
-        check_settings(read_settings(split_options(arguments)[1])[0])
+        check_settings(read_settings(split_options(planned.arguments)[1])[0])
     except (ValueError, OSError) as error:
         return str(error)
 
@@ -106,8 +113,17 @@ def alone(args: argparse.Namespace) -> AbstractContextManager[None]:
 
 
 def measure(study: Study, args: argparse.Namespace) -> None:
-    """Evaluate what is to be evaluated."""
-    tasks = study.evaluations(args.benchmarks, args.evaluate_options)
+    """Evaluate what is to be evaluated. Raises `ValueError` or `OSError` for what `crop-trl evaluate` would refuse."""
+    from . import evaluate
+
+    def read(words: list[str]) -> argparse.Namespace:
+        read = evaluate.parse(words)
+        evaluate.check_options(read)
+        return read
+
+    options = ["--benchmark", *args.benchmarks, *args.evaluate_options]
+    benchmarks = evaluate.load_benchmarks(read(options))
+    tasks = study.evaluations(options, benchmarks, lambda words: evaluate.plan_of(read(words), benchmarks).check_same())
     with tqdm(total=len(tasks), unit="model", smoothing=0) as bar:
         run_tasks(tasks, args.jobs, args.gpus, lambda *end: (study.ended(*end), bar.update()))
 
@@ -130,7 +146,7 @@ def main(argv: list[str] | None = None) -> int:
         args = parse(argv)
         defaults = train_parser().defaults()
         study = Study(args.output, runs_of(args.grid, name_run), args.rows, defaults, args.discard_models)
-        refused = {} if args.table else {k: why for k in study.left if (why := refusal(study.runs[k].arguments))}
+        refused = {} if args.table else {k: why for k in study.left if (why := refusal(study.runs[k]))}
         if args.dry_run:
             for key, planned in study.runs.items():
                 state = "to run" if key in study.left else "finished"
@@ -142,7 +158,8 @@ def main(argv: list[str] | None = None) -> int:
             raise ValueError(f"{key}: {why}")
         if args.table and not study.asked:
             raise ValueError(
-                f"`output` {str(args.output)!r} holds no finished run; leave out `--table` to run them first."
+                f"`output` {str(args.output)!r} holds no finished run{' of these grids' * bool(args.grid)}; leave out "
+                "`--table` to run them first."
             )
         if not args.table or args.benchmarks:
             with alone(args):

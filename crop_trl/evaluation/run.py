@@ -39,17 +39,17 @@ class Plan:
 
     def __post_init__(self):
         check_template(self.template)
+
+    def check(self) -> None:
+        """
+        Raise `ValueError` for two benchmarks of one name, or a folder with another run's generations; `ImportError`
+        when answers will need math-verify and it is not there. Warn of prompts that are not those of training.
+        """
         if others := asked_otherwise(self.asked(), self.asked_in_training):
             print(
                 f"{self.model!r} is asked otherwise than in training, answers may suffer: {'; '.join(others)}.",
                 file=sys.stderr,
             )
-
-    def check(self) -> None:
-        """
-        Raise `ValueError` for two benchmarks of one name, or a folder with another run's generations;
-        `ImportError` when answers will need math-verify and it is not there.
-        """
         if self.sampler == "server" and not self.decoding.conversational:
             raise ValueError(
                 "Servers are asked in chat messages, and plain text is what the model is to be asked in; choose "
@@ -81,6 +81,18 @@ class Plan:
                     f"`--output` {str(self.output)!r} holds generations of {name!r} made with {setting} "
                     f"{stored.get(setting)!r}, not {shared[setting]!r}; use another folder."
                 )
+
+    def check_same(self) -> None:
+        """Raise `ValueError` where what is there was made otherwise, wherever the model lay."""
+        for benchmark in self.stores():
+            store = self.store(benchmark)
+            stored = store.settings() if store.settings_path.is_file() else {}
+            for name, value in self.settings(benchmark).items() if stored else ():
+                if name not in ("model", "batch_size") and stored.get(name) != value:
+                    raise ValueError(
+                        f"{str(self.output)!r} holds {benchmark.name!r} with {name} {stored.get(name)!r}, not "
+                        f"{value!r}; ask as before, or delete it and the table of the study."
+                    )
 
     def stores(self) -> list[Benchmark]:
         """What is generated: each store once, with the most problems that any benchmark takes from it."""

@@ -70,8 +70,9 @@ def stored_rows(files: Iterable[str | Path]) -> dict[str, Row]:
     """Rows of Parquet files by run, those of later files in place of earlier ones. Raises `ValueError`."""
     found = {}
     for file in files:
-        if not Path(file).is_file():
-            raise ValueError(f"{str(file)!r} is no file; give the {TABLE} of a study.")
+        if not Path(file).is_file() or Path(file).suffix != ".parquet":
+            what = "Parquet file" if Path(file).is_file() else "file"
+            raise ValueError(f"{str(file)!r} is no {what}; give the {TABLE} of a study.")
         rows = read_rows(file)
         with _sentence(f"{str(file)!r} is no table of a study: a row", f"give the {TABLE} of one"):
             for row in map(_checked, rows):

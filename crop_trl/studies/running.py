@@ -55,7 +55,8 @@ def run_tasks(tasks: Iterable[Task], jobs: int, gpus: Sequence[str], ended: Call
     environment = dict(os.environ)
     if jobs > 1:
         # Or each would take all cores for itself.
-        environment.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // jobs)))
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, cores // jobs)))
     with _ending_with(running):
         while waiting or running:
             for task in list(waiting) if free else ():

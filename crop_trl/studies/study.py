@@ -14,6 +14,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from ..evaluation.benchmarks import Benchmark
 from ..planning.shape import shape_of
 from ..training.results import RunResult
 from . import rows
@@ -109,8 +110,13 @@ class Study:
             RunResult("base", None, None, seed=first[world]["seed"]).write(self.output / run.key)
             self._collect(run.key)
 
-    def evaluations(self, benchmarks: list[str], options: list[str]) -> list[Task]:
-        """`crop-trl evaluate` for each finished run whose model is here and that lacks one of the benchmarks."""
+    def evaluations(
+        self, options: list[str], benchmarks: list[Benchmark], check_same: Callable[[list[str]], None]
+    ) -> list[Task]:
+        """
+        `crop-trl evaluate` with these options for each finished run whose model is here and that lacks one of these
+        benchmarks. `check_same` looks at one that lacks none, and raises `ValueError` where it was asked otherwise.
+        """
         self._add_students()
         found, gone = [], 0
         for key, row in self.asked.items():
@@ -118,30 +124,37 @@ class Study:
             settings = {**self.defaults, **json.loads(row["settings"])}
             trained = row["method"] != "base"
             model = folder if trained else settings["model_name_or_path"]
-            done = {name.casefold() for name in json.loads(row.get("evaluation") or "{}")}
-            if {Path(spec.partition("=")[0]).name.removesuffix(".jsonl").casefold() for spec in benchmarks} <= done:
+            words = ["evaluate", "--model", str(model), "--label", row["method"]]
+            words += ["--output", str(folder / rows.EVALUATION)]
+            # How problems are put to a trained model lies beside it.
+            words += ["--training_run", str(folder)] if trained else _how_asked(settings)
+            words += options
+            done = json.loads(row.get("evaluation") or "{}")
+            sizes = {name: (part["samples"], part["problems"]) for name, part in done.items()}
+            if all(sizes.get(each.name) == (each.samples, len(each.examples)) for each in benchmarks):
+                if (folder / rows.EVALUATION).is_dir():
+                    check_same(words[1:])
                 continue
             if trained and not _weights_in(folder):
                 gone += 1
                 continue
             folder.mkdir(parents=True, exist_ok=True)
-            words = ["evaluate", "--model", str(model), "--benchmark", *benchmarks, "--label", row["method"]]
-            words += ["--output", str(folder / rows.EVALUATION)]
-            # How problems are put to a trained model lies beside it.
-            words += ["--training_run", str(folder)] if trained else _how_asked(settings)
-            found.append(Task(key, [*CROP_TRL, *words, *options], folder / "evaluation.txt"))
+            found.append(Task(key, [*CROP_TRL, *words], folder / "evaluation.txt"))
         if gone:
             print(f"{gone} finished runs have no weights here and are not measured.")
         return found
 
     def ended(self, task: Task, status: int) -> None:
-        """Save the row of a run that finished or was evaluated, show why another was not."""
-        if status == 0 and is_finished(self.output / task.name):
+        """Save the row of a run that finished or was evaluated, show what went wrong."""
+        finished, is_new = is_finished(self.output / task.name), task.name not in self.rows
+        if finished and (is_new or status == 0):
             self._collect(task.name)
             self.save()
         else:
             self.failed.append(task.name)
-            how = f"failed with status {status}" if status >= 0 else f"was ended by {signal.Signals(-status).name}"
+        if status or not finished:
+            how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"failed with status {status}"
+            how = "ended without a result" if not status else f"{how} after its result" if finished and is_new else how
             said = f"{task.name} {how}. The end of {task.log}:"
             tqdm.write("\n".join([said, *(f"    {line}" for line in last_lines(task.log))]))
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -15,12 +16,14 @@ import pytest
 import yaml
 
 from crop_trl.commands import study
+from crop_trl.evaluation.benchmarks import Benchmark
 from crop_trl.files import read_rows
 from crop_trl.planning.shape import shape_of
 from crop_trl.studies.naming import named_run
 from crop_trl.studies.running import Task, last_lines, run_tasks
-from crop_trl.studies.study import PlannedRun, Study
+from crop_trl.studies.study import PlannedRun, Study, runs_of
 from crop_trl.training.checkpoints import last_with_steps_left
+from crop_trl.training.results import RunResult
 
 ROOT = Path(__file__).parents[2]
 MUST = {"world", "method", "retention_ratio", "num_counterfactuals", "learning_rate", "seed", "commit"}
@@ -107,13 +110,24 @@ def test_a_study_that_is_killed_twice_ends_with_a_row_for_each_run(tmp_path, cap
     study.main(["--output", str(output), *options])
     assert (first / "evaluation/results.json").stat().st_mtime_ns == evaluated
     capsys.readouterr()
+    # Asked otherwise than it was.
+    (tmp_path / "other.jsonl").write_text(heldout.read_text().replace('problem": "', 'problem": "Now: '))
+    for was, now, sentence in (
+        (f"short={heldout}", f"short={tmp_path}/other.jsonl", "evaluation' holds 'short' with problems '"),
+        (f"short={heldout}", f"short={tmp_path}/none.jsonl", "none.jsonl' does not exist"),
+        ("32", "16", "evaluation' holds 'short' with max_tokens 32, not 16; ask as before, or delete it and"),
+    ):
+        with pytest.raises(SystemExit, match=re.escape(sentence)):
+            study.main(["--output", str(output), *({was: now}.get(word, word) for word in options)])
 
     # Without the run that fails. Checkpoints went with the row of their run, now weights may go.
     assert not list(output.rglob("checkpoint-*")) and len(list(output.rglob("*.safetensors"))) == 2
     assert study.main([str(grid), "--output", str(output)]) == 0 and len(list(output.rglob("*.safetensors"))) == 2
     assert study.main([str(grid), "--output", str(output), "--discard_models"]) == 0
     assert not list(output.rglob("*.safetensors"))
-    left = study.Study(output, {}, [], study.train_parser().defaults()).evaluations(["AIME24"], [])
+    benchmark = Benchmark("AIME24", (), 8, 1000, "AIME24")
+    everything = study.Study(output, {}, [], study.train_parser().defaults())
+    left = everything.evaluations(["--benchmark", "AIME24"], [benchmark], print)
     assert [task.name for task in left] == ["short/method=base"]
     # The untrained student is asked as the trained ones are.
     assert shlex.join(["--chat_template_kwargs", '{"mood": "calm"}', "--conversational"]) in shlex.join(left[0].command)
@@ -143,15 +157,19 @@ def test_a_mistake_gets_one_sentence(tmp_path):
         ([grid, "--jobs", "0"], "error: `--jobs` is 0; give at least 1."),
         ([], "error: No GRID.yaml is given; name one, or say `--table` for the tables of what is there."),
         (["--table"], "holds no finished run; leave out `--table` to run them first."),
+        ([grid, "--table"], "holds no finished run of these grids; leave out `--table` to run them first."),
+        ([grid, "--against", "opd"], "error: `--against` and `--benchmarks` are for tables; add `--table` once"),
+        ([grid, "--benchmarks", "AIME24"], "error: `--against` and `--benchmarks` are for tables; add `--table` once"),
         (
             [grid, "--rows", str(tmp_path / "none.parquet")],
             "none.parquet' is no file; give the runs.parquet of a study.",
         ),
         ([str(tmp_path / "none.yaml")], "none.yaml' cannot be read"),
+        (["--table", "--", "--samples", "2"], "goes to `crop-trl evaluate`; name what it measures by `--benchmarks`."),
         ([grid, "--gpu", "0", "--tabel"], "error: `--tabel` is no option of `crop-trl study`; did you mean `--table`?"),
     ):
         with pytest.raises(SystemExit) as stopped:
-            study.main([*words, "--output", str(tmp_path / "out")])
+            study.main(["--output", str(tmp_path / "out"), *words])
         assert sentence in str(stopped.value) and len(str(stopped.value).splitlines()) == 1, stopped.value
 
 
@@ -171,6 +189,9 @@ def test_what_a_run_would_be_refused_for_is_known_before_any_starts(tmp_path, ca
         "prompts_per_step": (3, "`prompts_per_step` 3 x `num_generations` 4 = 12 responses do not divide"),
     }
     grids = [make_grid(tmp_path, f"{name}.yaml", **{name: [value]}) for name, (value, _) in mistakes.items()]
+    mistakes["command"] = (None, "`command` starts '/no/program', and there is no such program here; mend it")
+    grids.append(make_grid(tmp_path, "command.yaml", seed=[7]))
+    grids[-1].write_text(grids[-1].read_text().replace("- crop-trl", "- /no/program\n- crop-trl"))
     options = [str(make_grid(tmp_path, seed=[0])), *map(str, grids), "--output", str(tmp_path / "out")]
     assert study.main([*options, "--dry_run"]) == 1
     states = [line.partition(": ")[2] for line in capsys.readouterr().out.splitlines() if line.startswith("# ")]
@@ -180,6 +201,23 @@ def test_what_a_run_would_be_refused_for_is_known_before_any_starts(tmp_path, ca
     with pytest.raises(SystemExit, match="error: short/method=crpo,seed=0: Unknown method 'crpo'"):
         study.main(options)
     assert not list(tmp_path.glob("out/*/*"))
+
+
+def test_the_result_tells_whether_a_run_is_finished(tmp_path, capsys):
+    runs = runs_of([make_grid(tmp_path, seed=[0, 1])], study.name_run)
+    here = Study(tmp_path / "out", runs, [], study.train_parser().defaults())
+    tasks = []
+    for seed, (key, end) in enumerate(zip(runs, ("exit 3", "rm $1/result.json"))):
+        runs[key].run.claim(tmp_path / key)
+        RunResult("crop", 0.1, 0.2, seed=seed).write(tmp_path / key)
+        folder = tmp_path / "out" / key
+        words = ["sh", "-c", f"cp $0/* $1; {end}", str(tmp_path / key), str(folder)]
+        tasks.append(Task(key, words, folder / "log.txt"))
+    run_tasks(tasks, 1, [], here.ended)
+    said = capsys.readouterr().out
+    assert [row["seed"] for row in read_rows(tmp_path / "out/runs.parquet")] == [0] and here.left == list(runs)[1:]
+    assert "seed=0 failed with status 3 after its result. The end of" in said and here.failed == here.left
+    assert "seed=1 ended without a result. The end of" in said
 
 
 def test_the_disk_that_a_study_takes(tmp_path):
@@ -222,6 +260,10 @@ def test_commands_are_dealt_over_cards_and_cores(tmp_path, monkeypatch):
     assert sorted(card for card, _ in said) == ["2"] * 4 + ["5"] * 4
     assert {threads for _, threads in said} == {str(max(1, len(os.sched_getaffinity(0)) // 4))}
     assert {task.name: status for task, status in found} == {str(i): i % 2 for i in range(8)}
+    # As where a process cannot say which cores are its own.
+    monkeypatch.delattr(os, "sched_getaffinity")
+    run_tasks(tasks[:2], 2, [], print)
+    assert (tmp_path / "said").read_text().split()[-1] == f",{max(1, os.cpu_count() // 2)}"
     for text in ("first", r"10\r20\rsecond\n\nthird"):
         run_tasks(
             [Task("a", ["sh", "-c", f"printf '{text}'", "two\nlines", "--hub_token", "hf_1"], tmp_path / "a.txt")],

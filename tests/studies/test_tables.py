@@ -273,18 +273,18 @@ def test_what_is_no_table_of_a_study_gets_one_sentence(tmp_path):
     files = [(name, pandas.DataFrame([content])) for name, content in odd]
     for number, (_, content) in enumerate(files):
         content.to_parquet(tmp_path / f"{number}.parquet")
-    # Cells of a CSV are text.
-    pandas.DataFrame([right]).to_csv(tmp_path / "rows.csv")
-    pandas.DataFrame([{"a": 1}]).to_csv(tmp_path / "other.csv")
+    pandas.DataFrame([{"a": 1}]).to_parquet(tmp_path / "other.parquet")
+    (tmp_path / "result.json").write_text(json.dumps(right, indent=2))
     (tmp_path / "broken.parquet").write_bytes(b"no")
     said = {}
-    for name in (*map("{}.parquet".format, range(len(files))), "rows.csv", "other.csv", "broken.parquet"):
+    for name in (*map("{}.parquet".format, range(len(files))), "result.json", "other.parquet", "broken.parquet"):
         with pytest.raises(ValueError) as raised:
             stored_rows([tmp_path / name])
         said[name] = str(raised.value).removeprefix(repr(str(tmp_path / name)))
     sentence = " is no table of a study: a row has no right `{}`; give the runs.parquet of one.".format
     expected = {f"{number}.parquet": sentence(name) for number, (name, _) in enumerate(files)}
-    expected |= {"rows.csv": sentence("seed"), "other.csv": sentence("run"), "broken.parquet": said["broken.parquet"]}
+    expected["result.json"] = " is no Parquet file; give the runs.parquet of a study."
+    expected |= {"other.parquet": sentence("run"), "broken.parquet": said["broken.parquet"]}
     assert said == expected and "is no Parquet file" in said["broken.parquet"]
 
 
@@ -359,6 +359,10 @@ def test_tables_are_printed_where_nothing_can_be_written_and_nothing_is_made_of_
     with pytest.raises(SystemExit, match="holds no finished run"):
         study.main(["--table", "--output", str(tmp_path / "none")])
     assert not (tmp_path / "none").exists()
+    # Nor a row of the untrained student for a benchmark that there is not.
+    with pytest.raises(SystemExit, match=r"x.jsonl' does not exist"):
+        study.main([*given, str(tmp_path / "none"), "--benchmarks", str(tmp_path / "x.jsonl")])
+    assert len(read_rows(tmp_path / "none/runs.parquet")) == len(rows())
     with alone_in(tmp_path / "running/.lock", "here"):
         for folder, reason in (("file/out", "cannot be written"), ("running", "is in use by another run")):
             assert study.main([*given, str(tmp_path / folder)]) == 0
