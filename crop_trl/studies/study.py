@@ -14,7 +14,6 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ..evaluation.benchmarks import Benchmark
 from ..planning.shape import shape_of
 from ..training.results import RunResult
 from . import rows
@@ -110,12 +109,10 @@ class Study:
             RunResult("base", None, None, seed=first[world]["seed"]).write(self.output / run.key)
             self._collect(run.key)
 
-    def evaluations(
-        self, options: list[str], benchmarks: list[Benchmark], check_same: Callable[[list[str]], None]
-    ) -> list[Task]:
+    def evaluations(self, options, benchmarks, check_same) -> list[Task]:
         """
         `crop-trl evaluate` with these options for each finished run whose model is here and that lacks one of these
-        benchmarks. `check_same` looks at one that lacks none, and raises `ValueError` where it was asked otherwise.
+        benchmarks; `check_same` raises `ValueError` where one that lacks none was asked otherwise.
         """
         self._add_students()
         found, gone = [], 0

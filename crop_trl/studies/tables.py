@@ -40,12 +40,6 @@ class Group:
         return ", ".join([self.method, *(f"{name} {_setting(value)}" for name, value in settings.items())])
 
     @property
-    def seeds(self) -> str:
-        """How many were measured, and of how many."""
-        measured, runs = len(self.results), len(self.rows)
-        return f"{measured} of {runs}" if measured < runs else str(runs)
-
-    @property
     def accuracy(self) -> dict[int, float]:
         """What is compared, by seed: the mean over benchmarks."""
         return {seed: fmean(each["mean"] for each in found.values()) for seed, found in self.results.items()}
@@ -167,13 +161,15 @@ def _means(groups: Sequence[Group], evaluated: bool) -> str:
     header += ["Length before", "after", "Kept (%)", "Gap on kept", "Passes", "Seconds a step"]
     lines = []
     for group in groups:
+        measured, runs = len(group.results), len(group.rows)
+        seeds = runs if measured == runs else f"{measured} of {runs}"
         before, after, kept = (group.column(name) for name in ("accuracy_before", "accuracy_after", "kept_share"))
         phases = (group.column(f"seconds_{phase}") for phase in ("rollout", "scoring", "update"))
         seconds = [fmean(phase) for phase in phases if phase]
         gaps = (_number(group.column(f"gap_kept_{when}"), 2) for when in ("first", "last"))
         lines.append(
             [
-                *(group.method, *map(_setting, group.settings.values()), group.seeds),
+                *(group.method, *map(_setting, group.settings.values()), seeds),
                 *[_points(list(group.accuracy.values()), (0, 1))] * evaluated,
                 *(_points(before), _points(after, (0, 1))),
                 *(_number(group.column(f"length_{when}"), 0) for when in ("before", "after")),
