@@ -152,15 +152,19 @@ function markTokens() {
   });
   const { start, end } = answer;
   const tally = { tokens: 0, mine: 0, other: 0, both: 0 };
+  const scores = arrays["score " + state.method];
+  let lowest = Infinity;
   for (let i = start; i < end; i++) {
     tally.tokens += arrays.trainable[i];
     tally.mine += mine[i];
+    if (scores && mine[i]) lowest = Math.min(lowest, scores[i]);
     if (other) {
       tally.other += other[i];
       tally.both += mine[i] & other[i];
     }
   }
-  let text = `${state.method} keeps ${tally.mine} of ${many(tally.tokens, "token")} (${share(tally.mine / tally.tokens)}).`;
+  let text = `${state.method} keeps ${tally.mine} of ${many(tally.tokens, "token")} (${share(tally.mine / tally.tokens)})`;
+  text += Number.isFinite(lowest) ? `, down to a score of ${signed(lowest, 3)}.` : ".";
   if (other)
     text += ` ${state.second} keeps ${tally.other}; ${tally.both} are kept by both, ${tally.mine - tally.both} by ${state.method} alone, ${tally.other - tally.both} by ${state.second} alone.`;
   $("count").textContent = text;
@@ -205,7 +209,7 @@ function drawLegend(most, here) {
         make("span"),
         shade("plus", "+" + most.toPrecision(2)),
         shade("minus", "−" + most.toPrecision(2)),
-        `${name}: blue above 0, orange below`,
+        `${name}: blue above 0, orange stripes below, none near 0`,
       ),
     );
   }
@@ -276,7 +280,10 @@ function drawPanel() {
   }
   if (L) parts.push(put(make("div", "", { className: "wide", tabindex: 0 }), entries(i)));
   const table = make("table");
-  table.append(make("caption", facts.frozen ? "Score" : `Score, rank in the answer, kept at ${state.percent} %`));
+  table.append(
+    make("caption", facts.frozen ? "The method" : `Every method at a budget of ${state.percent} %`),
+    put(make("tr"), ...["Method", "score", "rank", "kept"].map(text => make("th", text, { scope: "col" }))),
+  );
   for (const { name } of facts.methods) {
     const scores = arrays["score " + name];
     const place = scores && !facts.frozen ? ranking(name).rank[i] : NONE;
@@ -311,7 +318,7 @@ function entries(i) {
     .map((reading, r) => ({ ...reading, r }))
     .filter(({ r }) => arrays.own[i * L + r] !== NOT_READ);
   const table = make("table", "", { className: "entries" });
-  table.append(make("caption", "Expected in its place, most likely first"));
+  table.append(make("caption", "Expected in its place (▸ this token)"));
   table.append(
     put(
       make("tr"),
@@ -338,7 +345,7 @@ function entries(i) {
     );
   }
   table.append(
-    put(make("tr"), ...shown.map(({ r }) => put(make("td"), "this one", make("i", share(Math.exp(logprob(i, r))))))),
+    put(make("tr"), ...shown.map(({ r }) => put(make("td", "", { className: "said" }), make("i", share(Math.exp(logprob(i, r))))))),
   );
   return table;
 }

@@ -165,7 +165,9 @@ def test_choose_slide_and_compare(browser, bank, tmp_path):
 
     shown = Shown(browser, tmp_path / "page.html", bank_page(bank, words_tokenizer(400)))
     assert len(shown.all("#tokens .t")) == 300 and len(shown.all("#tokens .kept")) == 60
-    assert shown.text("#count").startswith("crop keeps 60 of 300 tokens (20\u00a0%).")
+    crop = bank.select("crop")
+    lowest = f"{crop.scores[0][crop.mask[0]].min():.3f}".replace("-", "−")
+    assert shown.text("#count") == f"crop keeps 60 of 300 tokens (20\u00a0%), down to a score of {lowest}."
     assert "framed" in shown.text("#legend") and "dashed" not in shown.text("#legend")
     shown.choose("method", "entropy")
     kept = [n for n, token in enumerate(shown.all("#tokens .t")) if "kept" in token.get_attribute("class").split()]
