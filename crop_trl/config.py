@@ -226,7 +226,7 @@ class CROPConfig(GRPOConfig):
 
     def check_settings(self) -> None:
         """Raise `ValueError` for what is wrong with the settings on any device, and bring them into one form."""
-        for name in ("teacher_init_kwargs", "teachers", "method_settings"):
+        for name in ("teacher_init_kwargs", "teachers", "method_settings", "chat_template_kwargs"):
             if isinstance(getattr(self, name), str):
                 setattr(self, name, _json_object(name, getattr(self, name)))
         if isinstance(self.teacher_server_urls, str):
@@ -322,7 +322,7 @@ class CROPConfig(GRPOConfig):
         checks.check_numbers(values(*batches, *own), 1, whole=True)
         optional = ("max_prompt_length", "max_completion_length", "prompts_per_step", "steps_per_generation")
         checks.check_numbers(values(*optional), 1, whole=True, optional=True)
-        checks.check_numbers(values("selector_seed", "credit_seed", "selection_export_steps"), 0, whole=True)
+        checks.check_numbers(values("seed", "selector_seed", "credit_seed", "selection_export_steps"), 0, whole=True)
         checks.check_numbers(values("lambda_opd", "epsilon", "epsilon_high"), 0)
         checks.check_numbers(values("learning_rate", "max_grad_norm", "credit_lambda"), 0, optional=True)
         checks.check_numbers(values("iw_max_weight"), 1)

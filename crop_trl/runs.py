@@ -25,6 +25,7 @@ from .prompts import (
     HINTS,
     NEGATIVE,
     REWORDINGS,
+    check_template,
     empty_prompt,
     hinted_prompt,
     needs_negatives,
@@ -84,6 +85,7 @@ class ScriptArguments:
     )
 
     def __post_init__(self):
+        check_template(self.prompt_template)
         if self.reward not in REWARDS:
             raise ValueError(f"`reward` {self.reward!r} is not known: choose one of {', '.join(REWARDS)}.")
         if self.heatmap and not self.can_draw:

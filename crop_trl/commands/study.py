@@ -10,6 +10,7 @@ to another machine, its runs count as finished there.
 """
 
 import argparse
+import re
 import shlex
 import shutil
 import sys
@@ -53,6 +54,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv[:end])
     args.evaluate_options = argv[end + 1 :]
     args.gpus = [name.strip() for name in args.gpus.split(",")] if args.gpus else []
+    for name in args.gpus:
+        if not re.fullmatch(r"\d+|(GPU|MIG)-.+", name):
+            raise ValueError(f"`--gpus` names {name!r}, which is no GPU; give numbers such as 0,1.")
     if not args.table and (args.against or args.benchmarks):
         raise ValueError("`--against` and `--benchmarks` are for tables; add `--table` once the runs are finished.")
     if args.evaluate_options and not args.benchmarks:

@@ -46,12 +46,16 @@ class Task:
             return True
 
 
-def run_tasks(tasks: Iterable[Task], jobs: int, gpus: Sequence[str], ended: Callable[[Task, int], None]) -> None:
+def run_tasks(
+    tasks: Iterable[Task], jobs: int, gpus: Sequence[str], ended: Callable[[Task, int | OSError], None]
+) -> None:
     """
-    Run commands, `jobs` at a time, dealt over `gpus` if there are any; `ended` is told of each and its status. What
-    another process is at has its turn after that.
+    Run commands, `jobs` at a time, dealt over `gpus` if there are any; `ended` is told of each its status, or why it
+    could not start. What another process is at has its turn after that.
     """
-    waiting, free, running, told = list(tasks), deque(range(jobs)), {}, set()
+    waiting, running, told = list(tasks), {}, set()
+    jobs = min(jobs, len(waiting))
+    free = deque(range(jobs))
     environment = dict(os.environ)
     if jobs > 1:
         # Or each would take all cores for itself.
@@ -68,7 +72,11 @@ def run_tasks(tasks: Iterable[Task], jobs: int, gpus: Sequence[str], ended: Call
                     waiting.remove(task)
                     place = free.popleft()
                     own = {"CUDA_VISIBLE_DEVICES": gpus[place % len(gpus)]} if gpus else {}
-                    running[place] = _start(task, {**environment, **own})
+                    try:
+                        running[place] = _start(task, {**environment, **own})
+                    except OSError as error:
+                        free.append(place)
+                        ended(task, error)
             time.sleep(_LOOK)
             for place, (task, process) in list(running.items()):
                 if process.poll() is not None:
@@ -123,6 +131,8 @@ def _ending_with(running: dict):
 
 def last_lines(log: Path, count: int = 12) -> list[str]:
     """The end of what a task's last start said, without the states of a progress bar."""
+    if not log.is_file():
+        return ["(it is gone)"]
     text = log.read_bytes().decode("utf-8", "replace").rpartition(_BEGIN)[2].partition("\n")[2]
     lines = [line.rpartition("\r")[2] for line in text.split("\n")]
     return [line for line in lines if line.strip()][-count:]

@@ -5,7 +5,8 @@ import math
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -74,7 +75,8 @@ class Study:
                 planned.run.check_same(json.loads(self.rows[key]["settings"]), f"The row {key!r}")
             planned.run.check_folder(output / key)
         for key in rows.finished_in(output):
-            self._collect(key)
+            with self._failing(key):
+                self._collect(key)
 
     @property
     def left(self) -> list[str]:
@@ -83,7 +85,7 @@ class Study:
 
     def tasks(self) -> list[Task]:
         """What is left to run."""
-        folders = {key: self.output / key for key in self.left}
+        folders = {key: self.output / key for key in self.left if key not in self.failed}
         return [
             Task(key, self.runs[key].command(self.output, CROP_TRL), folder / LOG, folder / LOCK)
             for key, folder in folders.items()
@@ -141,23 +143,36 @@ class Study:
             print(f"{gone} finished runs have no weights here and are not measured.")
         return found
 
-    def ended(self, task: Task, status: int) -> None:
+    def ended(self, task: Task, status: int | OSError) -> None:
         """Save the row of a run that finished or was evaluated, show what went wrong."""
-        finished, is_new = is_finished(self.output / task.name), task.name not in self.rows
-        if finished and (is_new or status == 0):
-            self._collect(task.name)
-            self.save()
-        else:
-            self.failed.append(task.name)
-        if status or not finished:
-            how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"failed with status {status}"
-            how = "ended without a result" if not status else f"{how} after its result" if finished and is_new else how
-            said = f"{task.name} {how}. The end of {task.log}:"
-            tqdm.write("\n".join([said, *(f"    {line}" for line in last_lines(task.log))]))
+        with self._failing(task.name):
+            if isinstance(status, OSError):
+                raise status
+            finished, is_new = is_finished(self.output / task.name), task.name not in self.rows
+            if status or not finished:
+                how = f"failed with status {status}"
+                how = f"was ended by signal {-status} ({signal.strsignal(-status)})" if status < 0 else how
+                how = f"{how} after its result" if finished and is_new else how if status else "ended without a result"
+                said = f"{task.name} {how}. The end of {task.log}:"
+                tqdm.write("\n".join([said, *(f"    {line}" for line in last_lines(task.log))]))
+            if finished and (is_new or status == 0):
+                self._collect(task.name)
+                self.save()
+            else:
+                self.failed.append(task.name)
 
     def _collect(self, key: str) -> None:
         row = rows.row_of(self.output / key, key, self.defaults)
         self.rows[key] = rows.merged(self.rows.get(key, {}), row)
+
+    @contextmanager
+    def _failing(self, key: str) -> Iterator[None]:
+        """Say what is wrong with one run, and leave the others as they are."""
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            self.failed.append(key)
+            tqdm.write(f"{key} failed: {error}")
 
     def save(self) -> None:
         """Write the table."""
@@ -168,7 +183,7 @@ class Study:
         # Those of runs that were not asked for are not ours to delete.
         for folder in (self.output / key for key in self.runs if key in self.rows):
             for path in [*folder.glob("checkpoint-*"), *(_weights_in(folder) if self.discard_models else ())]:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                path.unlink() if path.is_symlink() or path.is_file() else shutil.rmtree(path, ignore_errors=True)
 
     def outlook(self, jobs: int) -> str:
         """How much there is to do, and what it takes by the runs that are finished."""

@@ -19,7 +19,7 @@ from crop_trl.commands import study
 from crop_trl.evaluation.benchmarks import Benchmark
 from crop_trl.files import read_rows
 from crop_trl.planning.shape import shape_of
-from crop_trl.studies.naming import named_run
+from crop_trl.studies.naming import NamedRun, named_run
 from crop_trl.studies.running import Task, last_lines, run_tasks
 from crop_trl.studies.study import PlannedRun, Study, runs_of
 from crop_trl.training.checkpoints import last_with_steps_left
@@ -154,6 +154,7 @@ def test_a_study_that_is_killed_twice_ends_with_a_row_for_each_run(tmp_path, cap
 def test_a_mistake_gets_one_sentence(tmp_path):
     grid = str(make_grid(tmp_path, seed=[0]))
     for words, sentence in (
+        ([grid, "--gpus", "0,,1"], "error: `--gpus` names '', which is no GPU; give numbers such as 0,1."),
         ([grid, "--jobs", "0"], "error: `--jobs` is 0; give at least 1."),
         ([], "error: No GRID.yaml is given; name one, or say `--table` for the tables of what is there."),
         (["--table"], "holds no finished run; leave out `--table` to run them first."),
@@ -186,6 +187,9 @@ def test_what_a_run_would_be_refused_for_is_known_before_any_starts(tmp_path, ca
         "model_name_or_path": ("runs/no/model", "`model_name_or_path` 'runs/no/model' is no folder here"),
         "teacher_model_name_or_path": (None, "`--teacher_model_name_or_path` is not set"),
         "teacher_init_kwargs": ({"dtype": "float17"}, "`dtype` 'float17' in `teacher_init_kwargs` is no type"),
+        "seed": (-1, "`seed` must be a whole number of at least 0, got -1"),
+        "prompt_template": ("Solve it.", "`prompt_template` must contain {problem} exactly once"),
+        "chat_template_kwargs": ("{mood: calm", "`chat_template_kwargs` "),
         "prompts_per_step": (3, "`prompts_per_step` 3 x `num_generations` 4 = 12 responses do not divide"),
     }
     grids = [make_grid(tmp_path, f"{name}.yaml", **{name: [value]}) for name, (value, _) in mistakes.items()]
@@ -404,6 +408,44 @@ def test_what_another_process_is_at_has_its_turn_after_that(tmp_path, capsys):
     task = Task("task", ["sh", "-c", script, "sh", str(tmp_path / "again")], tmp_path / "task.txt", lock)
     run_tasks([task, other], 1, [], lambda *end: found.append(end))
     assert found[2:] == [(other, 0), (task, 0)]
+
+
+def test_what_is_wrong_with_one_run_leaves_the_others(tmp_path, capsys):
+    """Its folder goes while it runs, or is a file; its result is cut off or has no settings; its signal has no name."""
+    result = "{'method': 'opd', 'accuracy_before': 0.25, 'accuracy_after': 0.5, 'seed': 0}".replace("'", '"')
+    scripts = {
+        "deleted": 'rm -r "$1"; exit 1',
+        "signalled": "kill -40 $$",
+        "cut": 'echo {} > "$1/settings.json"; echo \'{"method"\' > "$1/result.json"',
+        "bare": f"echo '{result}' > \"$1/result.json\"",
+        "whole": f'echo {{}} > "$1/settings.json"; echo \'{result}\' > "$1/result.json"',
+        "file": "true",
+    }
+    (tmp_path / "world").mkdir()
+    (tmp_path / "world/file").touch()
+    here = Study(tmp_path, {}, [], {})
+    folders = {name: tmp_path / "world" / name for name in scripts}
+    tasks = [
+        Task(f"world/{name}", ["sh", "-c", script, "sh", str(folders[name])], folders[name] / "log.txt")
+        for name, script in scripts.items()
+    ]
+    run_tasks(tasks, 10**12, [], here.ended)
+    said = capsys.readouterr().out
+    assert sorted(here.failed) == [f"world/{name}" for name in sorted(scripts) if name != "whole"], said
+    assert [row["run"] for row in read_rows(tmp_path / "runs.parquet")] == ["world/whole"]
+    assert "world/signalled was ended by signal 40 (Real-time signal 6). The end of " in said
+    assert f"world/cut failed: {str(folders['cut'] / 'result.json')!r} is not whole JSON" in said
+    # The next start says of the broken one so again, and does not train it.
+    run = PlannedRun(NamedRun("world", "cut", {}, {}), [], [])
+    again = Study(tmp_path, {"world/cut": run}, [], {})
+    assert again.failed == ["world/cut"] and not again.tasks() and list(again.rows) == ["world/whole"]
+
+    # What may be deleted may lie elsewhere.
+    (tmp_path / "elsewhere").mkdir()
+    (folders["whole"] / "checkpoint-1").symlink_to(tmp_path / "elsewhere")
+    whole = {"world/whole": PlannedRun(NamedRun("world", "whole", {}, {}), [], [])}
+    Study(tmp_path, whole, [], {}).discard()
+    assert not list(folders["whole"].glob("checkpoint-*")) and (tmp_path / "elsewhere").is_dir()
 
 
 def test_models_of_runs_that_were_not_asked_for_stay(tmp_path):
