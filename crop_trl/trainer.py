@@ -24,15 +24,12 @@ from transformers import PreTrainedModel, PrinterCallback, ProgressCallback
 from trl import GRPOTrainer
 
 from . import methods
-from .checks import TOPK, check_output_dir, told_of
+from .checks import TOPK, check_output_dir
 from .config import CROPConfig
 from .methods.divergence import target_divergence
 from .models.adapters import is_adapter
-from .models.averaging import AverageWeights
 from .models.distributed import gather_ragged
-from .models.dropout import remove_dropout
 from .models.graph_sampling import make_sampler
-from .models.sampling import warn_of_filters
 from .prompts import (
     NEGATIVE,
     STUDENT,
@@ -44,11 +41,7 @@ from .prompts import (
     tokenize_variants,
 )
 from .scoring import Scorer
-from .scoring.placement import AVERAGE, MODEL
-from .scoring.preflight import PreflightReport, check_own_logits, run_preflight
 from .scoring.signals import collect_signals
-from .scoring.student import make_own_teacher, make_student
-from .scoring.teacher import connect_teacher, make_teacher
 from .training import data
 from .training.arguments import (
     check_arguments,
@@ -67,12 +60,11 @@ from .training.callbacks import (
     PlainConsoleLines,
     RolloutRecord,
     StepCounter,
-    StudentPreflight,
     notify_rollout,
 )
 from .training.cards import ModelCards, describe_run
 from .training.checkpoints import WholeCheckpoints, checkpoint_to_resume
-from .training.ends import check_ends, share_ends
+from .training.ends import share_ends
 from .training.export import SelectionExport
 from .training.loss import opd_terms, token_count
 from .training.metrics import StepMetrics
@@ -80,7 +72,8 @@ from .training.prompt_order import PromptSampler
 from .training.reporting import place_reports, start_reports
 from .training.responses import ScoredResponses
 from .training.rollouts import Rollouts
-from .training.update import MicroBatch, Rollout, cut_rollout, make_micro_batch
+from .training.scorers import Preflight, connect_teachers, make_scorers
+from .training.update import MicroBatch, Rollout, check_finite, cut_rollout, make_micro_batch
 
 # Evaluation looks at the student as it is: no selection, and so no triplet.
 _EVALUATION_METHOD = "opd"
@@ -140,16 +133,7 @@ class CROPTrainer(StepMetrics, Rollouts, WholeCheckpoints, ModelCards, GRPOTrain
         check_arguments(model, reward_funcs, args, **kwargs)
         trust, revision = args.trust_remote_code, (args.model_init_kwargs or {}).get("revision")
         tokenizer = data.tokenizer_of(model, kwargs.get("processing_class"), "model", trust, revision)
-        self.teacher_ends = {}
-        for name, (one, own) in teachers.items():
-            with told_of(name):
-                check_ends(own, one, tokenizer)
-                if own.teacher_server_urls:
-                    teachers[name] = (connect_teacher(one, tokenizer, own), own)
-                elif own.teacher_source == MODEL:
-                    revision = own.teacher_kwargs.get("revision")
-                    end = data.check_same_tokenizer(tokenizer, one, teacher_processing_class, trust, revision)
-                    self.teacher_ends[name] = end
+        teachers, ends = connect_teachers(teachers, tokenizer, teacher_processing_class, trust)
         if train_dataset is not None:
             train_dataset = data.prepare_prompts(train_dataset, tokenizer, args, kwargs.get("tools"), list(teachers))
         if eval_dataset is not None:
@@ -175,45 +159,19 @@ class CROPTrainer(StepMetrics, Rollouts, WholeCheckpoints, ModelCards, GRPOTrain
         self.loss_is_scaled_for_ga = True
         self._start_metrics()
         self._add_callbacks()
-        self.scorers = self._make_scorers(teachers)
+        self.scorers = make_scorers(self, teachers, ends)
         self._drawn = make_sampler(self.model, args).in_place if args.use_cuda_graphs else nullcontext
         # The update lays responses out as the student's scoring does.
         self._layout = self.scorers[STUDENT].layout
-        if args.preflight:
-            self._preflight(next(iter(self.train_dataset), None))
+        row = next(iter(self.train_dataset), None) if args.preflight else None
+        if row is not None:
+            self.add_callback(Preflight(self, row))
         share_ends(self)
-
-    def _make_scorers(self, teachers: Mapping[str, tuple[Any, CROPConfig]]) -> dict[str, Scorer]:
-        """Teachers and student, made ready to score responses."""
-        warn_of_filters(self.model)
-        student = make_student(self.model, self.args, self._tokenizer.pad_token_id, self.accelerator)
-        self.averages = {
-            name: AverageWeights(self.model, own.teacher_decay)
-            for name, (_, own) in teachers.items()
-            if own.teacher_source == AVERAGE
-        }
-        found = {}
-        for name, (one, own) in teachers.items():
-            with told_of(name):
-                if one is None:
-                    found[name] = make_own_teacher(student, own.teacher_source, self.averages.get(name))
-                else:
-                    common = (self._tokenizer, self.accelerator, self.teacher_ends.get(name))
-                    found[name] = make_teacher(one, self.model, own, *common)
-        if not self.args.on_policy and remove_dropout(self.model) and self.accelerator.is_main_process:
-            print("Dropout is off: a batch of rollouts feeds several updates, which need the student as it sampled.")
-        return {**found, STUDENT: student}
 
     @property
     def teachers(self) -> dict[str, Scorer]:
         """Scorers of the teachers, by name; a single one is called `"teacher"`."""
         return {name: scorer for name, scorer in self.scorers.items() if name != STUDENT}
-
-    @property
-    def _own_teachers(self) -> list[str]:
-        """Names of the teachers that are the student, which cannot be looked at before it is wrapped."""
-        student = self.scorers[STUDENT].model
-        return [name for name, teacher in self.teachers.items() if getattr(teacher, "model", None) is student]
 
     def _add_callbacks(self) -> None:
         place_reports(self)
@@ -225,47 +183,6 @@ class CROPTrainer(StepMetrics, Rollouts, WholeCheckpoints, ModelCards, GRPOTrain
         if self.args.use_vllm:
             self.add_callback(EngineGapWatch())
         self.add_callback(SelectionExport(self.args.output_dir, self.args.selection_export_steps))
-
-    def _preflight(self, row: dict[str, Any] | None) -> None:
-        if row is None:
-            return
-        self.add_callback(StudentPreflight(self, row))
-        for name in sorted(self.teachers.keys() - self._own_teachers):  # the same order on all processes
-            self._check_teacher(name, row)
-
-    def _check_teacher(self, name: str, row: dict[str, Any]) -> None:
-        teacher = self.scorers[name]
-        with told_of(name):
-            report = self._report_on(teacher, row)
-        if hasattr(teacher, "stats"):
-            teacher.stats.reset()
-        if self.accelerator.is_main_process and not self.args.disable_tqdm:
-            print(f"Preflight{'' if name == TEACHER else f' of {name}'}: {report}.")
-
-    def _report_on(self, teacher: Scorer, row: dict[str, Any]) -> PreflightReport:
-        return run_preflight(
-            teacher,
-            row,
-            prompt_kinds(methods.get_method(self.args.method).needs),
-            partial(self._tokens, row),
-            self._tokenizer,
-            top_k=self.args.score_top_k,
-            num_tokens=len(self._tokenizer),
-            student_ends=self.eos_token_ids if self.args.stop_token_ids is None else None,
-            chat_template_kwargs=self.args.chat_template_kwargs,
-        )
-
-    def check_student(self, row: dict[str, Any]) -> None:
-        """
-        Raise `ValueError` unless the student, wrapped for training, is scored as its own forward has it, and is a
-        teacher that preflight lets pass where it is one.
-        """
-        (ids,) = self._tokens(row, [row["prompt"]])
-        with self._as_scored():
-            check_own_logits(self.scorers[STUDENT], ids, ids, STUDENT)
-            for name in self._own_teachers:
-                self._check_teacher(name, row)
-        self.scorers[STUDENT].stats.reset()
 
     def _set_signature_columns_if_needed(self):
         super()._set_signature_columns_if_needed()
@@ -344,7 +261,7 @@ class CROPTrainer(StepMetrics, Rollouts, WholeCheckpoints, ModelCards, GRPOTrain
             engine_logprobs=output.get("sampling_per_token_logps"),
             target=target if self.args.distillation_loss == TOPK else None,
         )
-        self._check_finite(rollout)
+        check_finite(rollout, self._sum)
         self._log_selection(mode, target, selection, scored.loss_mask, student_logprobs)
         if training:
             notify_rollout(self, RolloutRecord(**vars(scored), first_row=first_row, selection=selection))
@@ -407,25 +324,10 @@ class CROPTrainer(StepMetrics, Rollouts, WholeCheckpoints, ModelCards, GRPOTrain
         with self._as_scored():
             return collect_signals(needs, self.scorers, prompts, completion_ids, self.args.score_top_k, teachers)
 
-    def _check_finite(self, rollout: Rollout) -> None:
-        """Stop before an update that would turn every weight into NaN, on all processes at once."""
-        selection = rollout.selection
-        sound = torch.isfinite(selection.teacher_logprobs)
-        for values in (selection.weights, selection.teacher_advantages):
-            if values is not None:
-                sound = sound & torch.isfinite(values)
-        if rollout.target is not None:
-            sound = sound & torch.isfinite(rollout.target.logprobs).all(-1)
-        bad = (selection.mask & ~sound).sum().reshape(1)
-        count = int(self.accelerator.reduce(bad, reduction="sum"))
-        if count:
-            raise ValueError(
-                f"{count} of the tokens to train have a teacher log-probability, weight or advantage that is not "
-                "finite; load the teacher in bfloat16 or float32 (`teacher_init_kwargs`), or mend the scorer or method "
-                "they come from."
-            )
-
     # ---------------------------------------------------------------- update
+
+    def _sum(self, values: torch.Tensor) -> torch.Tensor:
+        return self.accelerator.reduce(values, reduction="sum")
 
     def _prepare_inputs(self, generation_batch):
         where = (self.accelerator.device, self._layout)
@@ -440,7 +342,7 @@ class CROPTrainer(StepMetrics, Rollouts, WholeCheckpoints, ModelCards, GRPOTrain
                 self.args.windows_per_generation,
                 self.args.gradient_accumulation_steps,
                 *where,
-                reduce=lambda counts: self.accelerator.reduce(counts, reduction="sum"),
+                reduce=self._sum,
             )
             padding = sum(m.padding_share for m in micro_batches) / len(micro_batches)
             self._metrics["train"]["update/padding_share"].append(padding)

@@ -28,16 +28,6 @@ class StepCounter(TrainerCallback):
             raise ValueError("No step was made: the dataset has fewer usable prompts than one step takes.")
 
 
-class StudentPreflight(TrainerCallback):
-    """Looks at the student once it is wrapped for training, on every process."""
-
-    def __init__(self, trainer, row: Mapping[str, Any]):
-        self.trainer, self.row = trainer, row
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        self.trainer.check_student(self.row)
-
-
 class AverageKeeper(TrainerCallback):
     """Takes the weights after each optimizer step into the averages that teachers read with."""
 

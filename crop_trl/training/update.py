@@ -77,6 +77,24 @@ def make_micro_batch(
     )
 
 
+def check_finite(rollout: Rollout, reduce: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Stop before an update that would turn every weight into NaN, on all processes at once."""
+    selection = rollout.selection
+    sound = torch.isfinite(selection.teacher_logprobs)
+    for values in (selection.weights, selection.teacher_advantages):
+        if values is not None:
+            sound = sound & torch.isfinite(values)
+    if rollout.target is not None:
+        sound = sound & torch.isfinite(rollout.target.logprobs).all(-1)
+    count = int(reduce((selection.mask & ~sound).sum().reshape(1)))
+    if count:
+        raise ValueError(
+            f"{count} of the tokens to train have a teacher log-probability, weight or advantage that is not finite; "
+            "load the teacher in bfloat16 or float32 (`teacher_init_kwargs`), or mend the scorer or method they come "
+            "from."
+        )
+
+
 def cut_rollout(
     rollout: Rollout,
     windows: int,

@@ -5,6 +5,7 @@ import torch
 from tiny import make_model, make_rows, make_trainer
 
 from crop_trl.scoring.local import LocalScorer
+from crop_trl.training.scorers import Preflight
 
 
 def test_says_what_it_found(tmp_path, capsys):
@@ -88,11 +89,11 @@ def test_a_prompt_that_opens_the_response_otherwise(tmp_path):
         "'<assistant> '", "'<assistant> ' + ('times ' if 'sum' in messages[0]['content'] else 'plus ')"
     )
     with pytest.raises(ValueError, match="renders `paraphrase_prompt` so that it does not end in the tokens that open"):
-        trainer._preflight(row)
+        Preflight(trainer, row)
 
 
 def test_bf16_is_within_its_tolerance(tmp_path):
     teacher = make_model(1, hidden=48).to(torch.bfloat16)
     trainer = make_trainer(tmp_path, teacher=teacher, rows=make_rows(8), preflight=False)
-    report = trainer._report_on(trainer.scorers["teacher"], trainer.train_dataset[0])
+    report = Preflight(trainer, trainer.train_dataset[0]).check_teacher("teacher")
     assert report.tolerance == 0.2 and report.drift < 0.1 and report.top_k == 4
