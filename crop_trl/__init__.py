@@ -54,7 +54,8 @@ def __getattr__(name: str):
 
     if _EXPORTS[name] in ("config", "trainer"):
         _check_trl()
-    return getattr(import_module(f".{_EXPORTS[name]}", __name__), name)
+    globals()[name] = getattr(import_module(f".{_EXPORTS[name]}", __name__), name)
+    return globals()[name]
 
 
 def __dir__() -> list[str]:

@@ -19,12 +19,10 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from accelerate.utils import DeepSpeedPlugin, patch_environment
 from safetensors.torch import load_file
+from test_checks import asked_for
 from transformers import AutoModelForCausalLM
-from transformers.training_args import OptimizerNames
 
-from crop_trl.checks import check_launch
 from crop_trl.commands.launch import launch_file
 from crop_trl.methods import METHODS
 from crop_trl.training.checkpoints import checkpoint_to_resume
@@ -43,6 +41,7 @@ RESIDENT = ["crop/resident/tied", "tip/resident/untied", "crop-student/resident/
 RESIDENT += ["crop/resident/own", "opd/resident/ends"]
 TOPK = ["crop/resident/topk", "iw-opd/resident/untied+topk", "crop/resident/own+topk", "opd/resident/ends+topk"]
 RESIDENT += TOPK
+ONE = sorted({*EVERY_METHOD, *RESIDENT})
 SHARDED = ["crop/sharded/tied", "tip/sharded/untied", "crop/sharded/own", "opd/sharded/ends"]
 CASES = {
     "ddp": [*EVERY_METHOD, "opd/resident/ends", *TOPK],
@@ -50,6 +49,16 @@ CASES = {
     "zero2": RESIDENT,
     "zero3": RESIDENT + SHARDED,
     "fsdp2": RESIDENT + SHARDED,
+}
+# Teachers of every source, under the launch files where they may differ.
+OWN = ["student", "initial+adapter", "average", "average+adapter", "average+resumed"]
+TEACHERS = {
+    "ddp": [*OWN, "initial", "named"],
+    "zero2": OWN,
+    # `whole`: small weights stay on every process, as they do by default.
+    "zero3": [*OWN, "average+whole", "named", "sharded"],
+    "fsdp2": [*OWN, "named", "sharded"],
+    None: ["student", "initial", "initial+adapter", "average", "average+adapter", "named"],
 }
 # `pytest` runs both ends, whole copies and everything split.
 SLOW = {"zero1", "zero2", "fsdp2"}
@@ -98,6 +107,11 @@ def case_arguments(folder: Path, processes: int, cases: list[str]) -> list[str]:
     return [*arguments, "--accumulation", str(accumulation), "--cases", *cases]
 
 
+def teacher_arguments(folder: Path, config: str | None, processes: int) -> list[str]:
+    cases = TEACHERS[config]
+    return ["teachers.py", "--output", str(folder), "--per-device", str(8 // processes), "--cases", *cases]
+
+
 def read_cases(folder: Path, config: str | None, processes: int, cases: list[str]) -> dict[str, torch.Tensor]:
     result = load_file(folder / "result.safetensors")
     for case in cases:
@@ -110,14 +124,18 @@ def read_cases(folder: Path, config: str | None, processes: int, cases: list[str
     return result
 
 
-def run_cases(folder: Path, config: str | None, processes: int, cases: list[str]) -> dict[str, torch.Tensor]:
-    launch(config, processes, case_arguments(folder, processes, cases))
-    return read_cases(folder, config, processes, cases)
+@pytest.fixture(scope="module")
+def one_folder(tmp_path_factory):
+    """All that one process does: the folder of its results."""
+    folder = tmp_path_factory.mktemp("one")
+    arguments = case_arguments(folder, 1, ONE)
+    launch(None, 1, [*arguments, "+", *teacher_arguments(folder / "teachers", None, 1)])
+    return folder
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory):
-    return run_cases(tmp_path_factory.mktemp("one"), None, 1, sorted({*EVERY_METHOD, *RESIDENT}))
+def one(one_folder):
+    return read_cases(one_folder, None, 1, ONE)
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +146,8 @@ def two(tmp_path_factory):
     def folder_of(config: str) -> Path:
         folder = tmp_path_factory.mktemp(config)
         arguments = case_arguments(folder, 2, CASES[config])
+        if config in TEACHERS:
+            arguments += ["+", *teacher_arguments(folder / "teachers", config, 2)]
         if config == "ddp":
             arguments += ["+", "resumable.py", "--output", str(folder / "early"), "--placement", "resident"]
             arguments += ["--evaluate-first"]
@@ -177,13 +197,28 @@ def test_two_processes_equal_one(two, one, config):
         assert result["crop/sharded/tied/extra_forwards"].any()
 
 
+@arrangements("ddp", "zero2", "zero3", "fsdp2")
+def test_teachers_of_two_processes_are_those_of_one(two, one_folder, config):
+    """Of teachers by name each process has rows for one alone, and goes along with the other where it is sharded."""
+    one, result = (load_file(folder / "teachers" / "result.safetensors") for folder in (one_folder, two(config)))
+    apart = {}
+    for case in TEACHERS[config]:
+        assert result[f"{case}/processes"] == 2
+        source, adapter = case.split("+")[0].replace("sharded", "named"), "+adapter" * case.endswith("+adapter")
+        for name in ("loss", "gap", "weights", *(["average"] if source == "average" else [])):
+            theirs = one[f"{source}{adapter}/{name}"]
+            apart[case, name] = float((result[f"{case}/{name}"] - theirs).norm() / theirs.norm())
+    assert max(apart.values()) < 1e-4, apart
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("config", ["zero2", "zero3_8gpu", "fsdp2"])
 def test_nothing_depends_on_the_number_of_processes(tmp_path, one, config):
     """Prints the largest differences from one process on 2, 4 and 8."""
     cases = RESIDENT if config == "zero2" else RESIDENT + SHARDED
     for processes in (2, 4, 8):
-        result = run_cases(tmp_path / str(processes), config, processes, cases)
+        launch(config, processes, case_arguments(tmp_path / str(processes), processes, cases))
+        result = read_cases(tmp_path / str(processes), config, processes, cases)
         found = [differences(result, case, one) for case in cases]
         worst = {name: max(each[name] for each in found) for name in found[0]}
         print(f"{config}, {processes} processes:", ", ".join(f"{name} {value:.1e}" for name, value in worst.items()))
@@ -225,7 +260,7 @@ def kill_one_process(folder: Path, config: str) -> None:
         others = psutil.Process(launcher.pid).children(recursive=True)
         os.kill(int((folder / "pid").read_text()), signal.SIGKILL)
         assert launcher.wait(timeout=HANG) != 0
-        _, alive = psutil.wait_procs(others, timeout=60)
+        _, alive = psutil.wait_procs(others, timeout=HANG)
         assert not alive
     finally:
         launcher.kill()
@@ -281,98 +316,6 @@ def refuses_what_it_cannot_go_on_from(folder: Path, config: str) -> None:
         args = asked_for(deepspeed_plugin=SimpleNamespace(zero_stage=other), max_steps=4)
         with pytest.raises(ValueError, match=f"was written under ZeRO-3, and this run launches ZeRO-{other}"):
             checkpoint_to_resume(str(checkpoint), args)
-
-
-def zero3_without_weights() -> DeepSpeedPlugin:
-    with patch_environment(accelerate_mixed_precision="no"):
-        return DeepSpeedPlugin(zero_stage=3, zero3_save_16bit_model=False)
-
-
-def asked_for(**settings) -> SimpleNamespace:
-    defaults = {
-        "method": "crop",
-        "ignore_data_skip": True,
-        "deepspeed_plugin": None,
-        "fsdp": None,
-        "fsdp_config": None,
-        "teacher_placement": "resident",
-    }
-    defaults |= {"n_gpu": 1, "use_vllm": False, "vllm_mode": "colocate", "vllm_tensor_parallel_size": 1}
-    defaults |= {
-        "bf16": False,
-        "fp16": False,
-        "teacher_server_urls": None,
-        "teacher_server_timeout": 600.0,
-        "ddp_timeout": 1800,
-        "optim": OptimizerNames.ADAMW_TORCH,
-    }
-    state = SimpleNamespace(distributed_type=SimpleNamespace(value=settings.pop("distributed_type", "MULTI_GPU")))
-    args = SimpleNamespace(**{**defaults, "world_size": 2, "distributed_state": state, **settings})
-    args.each_teacher = {"teacher": args}
-    return args
-
-
-@pytest.mark.parametrize(
-    ("environment", "settings", "sentence"),
-    [
-        ({"WORLD_SIZE": "2", "LOCAL_RANK": "0"}, {"world_size": 1}, "started 2 processes, but each would train as one"),
-        ({"PMI_SIZE": "4"}, {"world_size": 1}, "The environment says `PMI_SIZE` 4, but 1 would train; unset it"),
-        ({"WORLD_SIZE": "0"}, {"world_size": 1}, "The environment says `WORLD_SIZE` 0, but 1 would train"),
-        (
-            {"ACCELERATE_MIXED_PRECISION": "bf16"},
-            {"world_size": 1},
-            "`mixed_precision: bf16`, which would run though `bf16` and `fp16` are false",
-        ),
-        (
-            {"WORLD_SIZE": "2", "LOCAL_RANK": "0"},
-            {"deepspeed_plugin": zero3_without_weights()},
-            "With `zero3_save_16bit_model: false` the saved model would have no weights",
-        ),
-        (
-            {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"},
-            {"distributed_type": "MULTI_CPU"},
-            r"FSDP was asked for, but with `use_cpu` plain data-parallel training would run; .* \(FSDP needs GPUs\)",
-        ),
-        # Without this, one sentence would send to `use_cpu` and the other away from it.
-        (
-            {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"},
-            {"world_size": 1},
-            "would train as one of 1; FSDP needs GPUs, so launch with DeepSpeed or plain data parallelism",
-        ),
-        (
-            {},
-            {"distributed_type": "MULTI_CPU", "deepspeed_plugin": SimpleNamespace(zero_stage=2)},
-            "DeepSpeed was asked for, but with `use_cpu` plain",
-        ),
-        ({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "1"}, {}, "FSDP version 1 is not supported"),
-        (
-            {},
-            {"world_size": 1, "n_gpu": 4},
-            "One process sees 4 GPUs .* --num_processes 4`, or set CUDA_VISIBLE_DEVICES",
-        ),
-        (
-            {},
-            {"world_size": 3, "use_vllm": True, "vllm_tensor_parallel_size": 2},
-            "`vllm_tensor_parallel_size` 2 does not divide the 3 processes",
-        ),
-        (
-            {},
-            {"teacher_server_urls": ["http://a"], "teacher_server_timeout": 3600.0},
-            "`teacher_server_timeout` 3600 is not less than `ddp_timeout` 1800",
-        ),
-        ({}, {"teacher_placement": "sharded"}, "'sharded' needs a launch with DeepSpeed ZeRO-3 or FSDP2"),
-        (
-            {},
-            {"teacher_placement": "sharded", "deepspeed_plugin": SimpleNamespace(zero_stage=2)},
-            "'sharded' needs a launch with DeepSpeed ZeRO-3 or FSDP2",
-        ),
-    ],
-)
-def test_a_launch_that_would_run_something_else_is_refused(monkeypatch, environment, settings, sentence):
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match=sentence):
-        check_launch(asked_for(**settings))
 
 
 @pytest.mark.slow

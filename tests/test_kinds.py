@@ -25,6 +25,7 @@ from crop_trl.triplets import build_dataset
 ROOT = Path(__file__).parents[1]
 TINY = ["--config", str(ROOT / "examples/configs/tiny_math.yaml"), "--use_cpu", "true", "--disable_tqdm", "true"]
 TINY += ["--prompts_per_step", "4", "--per_device_train_batch_size", "8", "--max_steps", "2", "--reward", "none"]
+TINY += ["--max_completion_length", "48"]
 
 
 @pytest.fixture(autouse=True)

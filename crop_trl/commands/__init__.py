@@ -1,5 +1,10 @@
 """The programs: `crop-trl NAME ...`, or `python -m crop_trl.commands.NAME ...`."""
 
+import gc
+
+# Loaded modules stay: to look for garbage at every 700 objects of theirs takes as long as loading them.
+gc.set_threshold(50_000, 20, 20)
+
 COMMANDS = {
     "triplets": "make, check and review original-paraphrase-counterfactual triplets",
     "plan": "what a training run takes of each GPU, and whether it fits",

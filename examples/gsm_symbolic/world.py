@@ -313,13 +313,17 @@ def _draw(number: int, split: str, seed: int, alternates: int, with_changes: boo
 
 
 def generate(
-    split: str, seed: int = 0, alternates: int = 3, with_changes: bool = False, apply: Callable = map
+    split: str,
+    seed: int = 0,
+    alternates: int = 3,
+    with_changes: bool = False,
+    apply: Callable = map,
+    part: int = 256,
 ) -> Iterator[dict]:
-    """Endless distinct records of a split; `apply` may be a pool's `imap`."""
+    """Endless distinct records of a split; `apply` may be a pool's `imap`, which takes all that it is given: a part."""
     seen = set()
     draw = partial(_draw, split=split, seed=seed, alternates=alternates, with_changes=with_changes)
-    # In parts, since a pool takes all that it is given.
-    for record in chain.from_iterable(apply(draw, range(start, start + 256)) for start in count(0, 256)):
+    for record in chain.from_iterable(apply(draw, range(start, start + part)) for start in count(0, part)):
         if record is not None and record["original_problem"] not in seen:
             seen.add(record["original_problem"])
             yield record
@@ -328,7 +332,7 @@ def generate(
 def write_records(path, split: str, n: int, **how) -> None:
     """Write the first `n` records of a split, one JSON object a line; `how` goes to `generate`."""
     with open(path, "w", encoding="utf-8", newline="\n") as file:
-        for record in _first(generate(split, **how), n):
+        for record in _first(generate(split, part=min(n, 256), **how), n):
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 

@@ -155,7 +155,7 @@ def test_a_run_from_the_command_line(tmp_path, monkeypatch, capsys):
         ["--config", "examples/configs/tiny_math.yaml", "--use_cpu", "true", "--disable_tqdm", "true"]
         + ["--eval_dataset_name", "", "--reward", "none", "--reward_weights", "1.0", "--heatmap", "false"]
         + ["--prompts_per_step", "4", "--per_device_train_batch_size", "8", "--max_steps", "2"]
-        + ["--selection_export_steps", "1", "--output_dir", run]
+        + ["--max_completion_length", "64", "--selection_export_steps", "1", "--output_dir", run]
     )
     capsys.readouterr()
     analyze.main([run])

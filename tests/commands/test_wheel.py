@@ -15,12 +15,13 @@ ROOT = Path(__file__).parents[2]
 TASK = ROOT / "examples" / "tiny_math"
 # A process for itself would spend most of its time on imports.
 IN_ONE_PROCESS = """
-import importlib, json, sys
+import json, sys
 import crop_trl
+from crop_trl.commands.__main__ import main
 print(crop_trl.__file__)
-for name, *arguments in json.load(sys.stdin):
-    print("==", name, flush=True)
-    print("status", importlib.import_module(f"crop_trl.commands.{name}").main(arguments), flush=True)
+for words in json.load(sys.stdin):
+    print("==", words[0], flush=True)
+    print("status", main(words), flush=True)
 """
 
 
@@ -50,6 +51,7 @@ def somewhere(tmp_path) -> Path:
     shutil.copy(ROOT / "examples" / "custom_selector.py", folder / "mine.py")
     settings = (ROOT / "examples" / "configs" / "tiny_math.yaml").read_text()
     settings = settings.replace("examples/tiny_math/data/", "").replace("examples/tiny_math/", "")
+    settings = settings.replace("max_completion_length: 152", "max_completion_length: 40")
     (folder / "run.yaml").write_text(settings)
     command = '[crop-trl, train, --accelerate_config, cpu, --config, run.yaml, "${args}"]'
     (folder / "grid.yaml").write_text(f"method: grid\ncommand: {command}\nparameters: {{method: {{values: [base]}}}}\n")

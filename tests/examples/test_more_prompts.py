@@ -38,6 +38,8 @@ def test_two_steps(tmp_path, monkeypatch, method, passes, options):
     given += ["--per_device_train_batch_size", "8", "--heatmap", "false", "--max_prompt_length", "400"]
     given += ["--eval_dataset_name", str(tmp_path / "records.jsonl"), "--per_device_eval_batch_size", "32"]
     given += ["--method", method, "--dataset_name", str(tmp_path / "answers.jsonl"), *options]
+    # Where they are rewarded, responses have to end.
+    given += [] if "accuracy" in options else ["--max_completion_length", "40"]
     # The teacher that the file names gives way.
     train.main(["--config", "examples/configs/tiny_math.yaml", *given, "--output_dir", str(tmp_path / "out")])
     result = json.loads((tmp_path / "out/result.json").read_text())

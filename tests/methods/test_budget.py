@@ -50,7 +50,7 @@ def test_floor_is_of_the_decimal_that_was_written(ratio, n, expected):
 
 
 @given(st.integers(0, 5000), ratios, st.integers(1, 8))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_budget_matches_reference(n, ratio, min_tokens):
     kept = response_budget(n, ratio, min_tokens)
     assert kept == budget(n, ratio, min_tokens)
@@ -94,7 +94,7 @@ def test_golden_masks(name, dtype):
 
 
 @given(scored_rows(), ratios, st.integers(1, 4))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_mask_matches_reference(rows, ratio, min_tokens):
     scores, mask = rows
     kept = select_top_b(torch.tensor(scores), torch.tensor(mask), ratio, min_tokens)
@@ -102,7 +102,7 @@ def test_mask_matches_reference(rows, ratio, min_tokens):
 
 
 @given(scored_rows(), ratios)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_mask_obeys_its_budget(rows, ratio):
     scores, mask = (torch.tensor(x) for x in rows)
     kept = select_top_b(scores, mask, ratio)
@@ -253,7 +253,7 @@ def test_missing_values_stay_missing():
 
 
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=4).filter(any), st.integers(0, 2**31))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_gathered_ranks_equal_one_batch(valid_per_rank, seed):
     """Ranks of any length, also without a valid token, normalise as the concatenation does."""
     generator = torch.Generator().manual_seed(seed)

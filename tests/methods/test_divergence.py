@@ -90,7 +90,7 @@ def test_matches_reference(k_p, k_q, vocab, dtype):
 
 
 @given(topk_pair())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_matches_reference_on_odd_distributions(pair):
     p, q = pair
     for measure, slow in PAIRWISE.items():
@@ -99,7 +99,7 @@ def test_matches_reference_on_odd_distributions(pair):
 
 
 @given(topk_pair(torch.float32))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_matches_reference_on_odd_distributions_in_single_precision(pair):
     p, q = pair
     for measure, slow in PAIRWISE.items():
@@ -118,7 +118,7 @@ def test_jsd_by_hand():
 
 
 @given(topk_pair(torch.float32))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_jsd_is_symmetric_and_bounded(pair):
     p, q = pair
     forward, backward = topk_jsd(p, q), topk_jsd(q, p)
@@ -128,7 +128,7 @@ def test_jsd_is_symmetric_and_bounded(pair):
 
 
 @given(topk(6, torch.float32), st.randoms(use_true_random=False))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_jsd_of_identical_is_zero(p, random):
     assert topk_jsd(p, p).item() == 0.0
     order = list(range(p.token_ids.size(-1)))
@@ -219,7 +219,7 @@ def test_residual_mass():
 
 
 @given(topk(7, torch.float32))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_entropy_is_a_share(p):
     assert 0.0 <= topk_entropy(p).item() <= 1.0
     if p.token_ids.size(-1) == 1:
@@ -235,7 +235,7 @@ def test_entropy_ends():
 
 
 @given(topk_pair(torch.float32))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_forward_kl_and_overlap_are_bounded(pair):
     teacher, student = pair
     assert topk_forward_kl(teacher, student).item() >= -1e-6
@@ -263,7 +263,7 @@ def test_overlap_is_the_teachers_mass():
 
 @pairwise
 @given(pair=topk_pair(), random=st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_order_of_the_entries_is_irrelevant(measure, pair, random):
     shuffled = []
     for signal in pair:

@@ -120,7 +120,7 @@ def test_golden_selection_and_loss(case_name, name, dtype):
     shape=st.sampled_from([(1, 1, 1, 1), (2, 6, 4, 9), (3, 9, 12, 4)]),
     ratio=st.sampled_from([0.1, 0.2, 0.5, 1.0]),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_matches_reference(name, seed, shape, ratio):
     n_rows, width, vocab, k = shape
     signals = triplet_signals(seed, n_rows, width, vocab, k)
@@ -307,7 +307,7 @@ def test_random_does_not_depend_on_the_width():
 
 
 @given(st.permutations(range(7)), st.lists(st.integers(1, 6), max_size=3, unique=True).map(sorted))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_random_does_not_depend_on_order_or_split(order, cuts):
     """However the rows are shuffled and spread over ranks and micro-batches, row i gets what row i gets."""
     mask = responses(30, 12, 1, 0, 25, 30, 8, width=30)

@@ -7,7 +7,6 @@ takes the road of heads that are more than a matrix; with `ends` half of the res
 """
 
 import argparse
-import hashlib
 import os
 import sys
 from pathlib import Path
@@ -18,40 +17,11 @@ from safetensors.torch import save_file
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
-from launching import EverythingSplit, accelerator_settings, local_share, whole_weights
+from launching import EverythingSplit, FixedRollouts, accelerator_settings, local_share, whole_weights
 from tiny import make_model, make_rows, make_trainer, metric, what_it_reads
 from trl.distributed import DistributedBackend
 
-from crop_trl import METHODS, CROPTrainer, Method, register_method
-
-MAX_LENGTH = 12
-
-
-class FixedRollouts(CROPTrainer):
-    """Samples by a hash of the prompt and of the response's place among that prompt's responses."""
-
-    masks, rounded = None, None
-
-    def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, **kwargs):
-        first = self.accelerator.process_index * len(prompt_ids)
-        completions = []
-        for row, ids in enumerate(prompt_ids):
-            digest = hashlib.sha256(repr((list(ids), (first + row) % num_generations)).encode()).digest()
-            completions.append([5 + byte % 40 for byte in digest[: 1 + digest[0] % MAX_LENGTH]])
-        return completions, None
-
-    def _log_update(self, inputs, terms, logprobs, *rest):
-        # A type of fewer digits than fp32 shows in the values, whatever they are stored as by now.
-        self.rounded = torch.equal(logprobs, logprobs.bfloat16().float())
-        super()._log_update(inputs, terms, logprobs, *rest)
-
-    def _generate_and_score_completions(self, inputs):
-        output = super()._generate_and_score_completions(inputs)
-        mask = output["rollout"].selection.mask
-        padded = torch.zeros(len(mask), MAX_LENGTH, dtype=torch.int, device=mask.device)
-        padded[:, : mask.size(1)] = mask
-        self.masks = self.accelerator.gather(padded)
-        return output
+from crop_trl import METHODS, Method, register_method
 
 
 def by_reward(signals, ctx):

@@ -1,5 +1,6 @@
 """What a launched test script needs beside its own work."""
 
+import hashlib
 import os
 from dataclasses import dataclass
 
@@ -8,7 +9,9 @@ import transformers
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 
-from crop_trl import CROPConfig
+from crop_trl import CROPConfig, CROPTrainer
+
+MAX_LENGTH = 12
 
 
 @dataclass
@@ -20,6 +23,33 @@ class EverythingSplit(CROPConfig):
         if self.deepspeed_plugin is not None and self.deepspeed_plugin.zero_stage == 3:
             zero = self.deepspeed_plugin.deepspeed_config["zero_optimization"]
             zero["stage3_param_persistence_threshold"] = 0
+
+
+class FixedRollouts(CROPTrainer):
+    """Samples by a hash of the prompt and of the response's place among that prompt's responses."""
+
+    masks, rounded = None, None
+
+    def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, **kwargs):
+        first = self.accelerator.process_index * len(prompt_ids)
+        completions = []
+        for row, ids in enumerate(prompt_ids):
+            digest = hashlib.sha256(repr((list(ids), (first + row) % num_generations)).encode()).digest()
+            completions.append([5 + byte % 40 for byte in digest[: 1 + digest[0] % MAX_LENGTH]])
+        return completions, None
+
+    def _log_update(self, inputs, terms, logprobs, *rest):
+        # A type of fewer digits than fp32 shows in the values, whatever they are stored as by now.
+        self.rounded = torch.equal(logprobs, logprobs.bfloat16().float())
+        super()._log_update(inputs, terms, logprobs, *rest)
+
+    def _generate_and_score_completions(self, inputs):
+        output = super()._generate_and_score_completions(inputs)
+        mask = output["rollout"].selection.mask
+        padded = torch.zeros(len(mask), MAX_LENGTH, dtype=torch.int, device=mask.device)
+        padded[:, : mask.size(1)] = mask
+        self.masks = self.accelerator.gather(padded)
+        return output
 
 
 def accelerator_settings() -> dict:

@@ -1,4 +1,4 @@
-"""Three steps with teachers of every source, on rollouts that depend on the prompt alone; process 0 writes losses,
+"""Two steps with teachers of every source, on rollouts that depend on the prompt alone; process 0 writes losses,
 weights and the average. With two processes and teachers by name, each process has rows of one of them alone."""
 
 import argparse
@@ -13,8 +13,7 @@ from safetensors.torch import save_file
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
-from fixed_rollouts import FixedRollouts
-from launching import EverythingSplit, accelerator_settings, whole_weights
+from launching import EverythingSplit, FixedRollouts, accelerator_settings, whole_weights
 from tiny import make_model, make_rows, make_trainer, metric
 
 from crop_trl import CROPConfig, Method, register_method
@@ -41,7 +40,7 @@ def run(case: str, args) -> dict[str, torch.Tensor]:
     else:
         teachers = {"teacher_source": source, "teacher_decay": 0.6}
     if "resumed" in rest:
-        teachers |= {"save_strategy": "steps", "save_steps": 2}
+        teachers |= {"save_strategy": "steps", "save_steps": 1}
     make = partial(
         make_trainer,
         args.output / "run" / case,
@@ -50,10 +49,10 @@ def run(case: str, args) -> dict[str, torch.Tensor]:
         # Small weights stay whole under ZeRO-3 unless told otherwise.
         config_class=CROPConfig if "whole" in rest else EverythingSplit,
         method="two" if by_name else "hinted",
-        peft_config=LoraConfig(r=4, target_modules="all-linear") if "adapter" in rest else None,
+        peft_config=LoraConfig(r=4, target_modules=["q_proj", "down_proj"]) if "adapter" in rest else None,
         per_device_train_batch_size=args.per_device,
         score_tokens_per_batch=40,
-        max_steps=3,
+        max_steps=2,
         optim="sgd",
         learning_rate=0.3,
         weight_decay=0.0,
@@ -64,7 +63,7 @@ def run(case: str, args) -> dict[str, torch.Tensor]:
     trainer.train()
     if "resumed" in rest:
         trainer = make()
-        trainer.train(resume_from_checkpoint=str(args.output / "run" / case / "checkpoint-2"))
+        trainer.train(resume_from_checkpoint=str(args.output / "run" / case / "checkpoint-1"))
     found = {
         "processes": torch.tensor(trainer.accelerator.num_processes),
         "loss": torch.tensor(metric(trainer, "loss"), dtype=torch.float64),

@@ -86,7 +86,7 @@ def test_golden_losses(name, dtype):
     st.sampled_from([(0.2, 0.28), (0.1, 0.5)]),
     st.sampled_from([None, 7, 0]),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_matches_reference(seed, weighted, lambda_opd, clip, num_items):
     arguments = batch(seed, 3, 6)
     generator = torch.Generator().manual_seed(seed + 1)

@@ -1,5 +1,6 @@
-"""A real server process, and the real program as a process beside it."""
+"""Real server processes, and the real program as a process beside it."""
 
+import functools
 import json
 import os
 import resource
@@ -17,23 +18,29 @@ from triplets.running import KEY, REPORTED, generate
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@functools.cache
+def host() -> subprocess.Popen:
+    """The process whose forks are the servers; it ends with this one."""
+    command = [sys.executable, str(Path(__file__).with_name("scripted_server.py")), "--host"]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
 @contextmanager
 def servers() -> Iterator[Callable[..., str]]:
     """Start scripted servers; each call returns an address, all end with the block."""
     processes = []
 
     def start(*options: str) -> str:
-        command = [sys.executable, str(Path(__file__).with_name("scripted_server.py")), *options]
-        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-        return processes[-1].stdout.readline().strip()
+        print(json.dumps(options), file=host().stdin, flush=True)
+        address, process = host().stdout.readline().split()
+        processes.append(int(process))
+        return address
 
     try:
         yield start
     finally:
         for process in processes:
-            process.kill()
-            process.wait()
-            process.stdout.close()
+            os.kill(process, signal.SIGKILL)
 
 
 @pytest.fixture

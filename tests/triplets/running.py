@@ -37,7 +37,9 @@ PAPER_FORM = {
     "Allowed answer types: single_integer, single_rational, unknown.",
 }
 
-FAST = {"timeout": 2.0, "max_retries": 3, "max_backoff": 0.2}
+FAST = {"timeout": 60.0, "max_retries": 3, "max_backoff": 0.2}
+# Where some requests are never answered.
+EVERY_PLAN = FAST | {"timeout": 2.0}
 
 
 def every_plan() -> list[str]:

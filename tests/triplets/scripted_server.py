@@ -8,6 +8,9 @@ the problem: a run's records can be checked one by one. Run it as a process of i
 
 It prints its address. The log has one line per answer (a chat completion that was sent), with the answer's id. With
 `--hold N` requests wait until so many are in flight, or for a GET of `/release`; `/stats` says what came so far.
+
+With `--host` alone it reads options from standard input, a JSON list a line, and starts a process for each, whose
+address and id it prints.
 """
 
 import argparse
@@ -15,7 +18,10 @@ import asyncio
 import hashlib
 import itertools
 import json
+import os
 import re
+import signal
+import sys
 import zlib
 from collections import Counter
 
@@ -411,7 +417,8 @@ def error(status: int, message: str, code: str | None, headers: dict | None = No
     return web.json_response({"error": {"message": message, "code": code}}, status=status, headers=headers)
 
 
-async def main() -> None:
+async def main(words: list[str], about: str = "") -> None:
+    """Serve; `about` stands behind the address that is printed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--log")
@@ -425,7 +432,7 @@ async def main() -> None:
     parser.add_argument("--json-schema-500", action="store_true")
     parser.add_argument("--retry-after", default="0.3")
     parser.add_argument("--no-json-mode", action="store_true")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     server = Server(options)
     app = web.Application()
     app.router.add_post("/v1/chat/completions", server.chat)
@@ -435,9 +442,17 @@ async def main() -> None:
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", options.port)
     await site.start()
-    print(f"http://127.0.0.1:{runner.addresses[0][1]}/v1", flush=True)
+    print(f"http://127.0.0.1:{runner.addresses[0][1]}/v1{about}", flush=True)
     await asyncio.Event().wait()
 
 
+def host() -> None:
+    """A fork takes a thirtieth of what the start of a program takes."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for line in sys.stdin:
+        if os.fork() == 0:
+            asyncio.run(main(json.loads(line), f" {os.getpid()}"))
+
+
 if __name__ == "__main__":
-    asyncio.run(main())
+    host() if sys.argv[1:] == ["--host"] else asyncio.run(main(sys.argv[1:]))

@@ -63,7 +63,7 @@ def test_default_wrapper_asks_for_a_box():
 
 
 @given(st.text(), st.text(), st.text())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_wrapper_round_trip(before, problem, after):
     template = f"{before}{{problem}}{after}"
     if template.count("{problem}") != 1:

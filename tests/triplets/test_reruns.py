@@ -7,7 +7,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from triplets.running import FAST, KEY, answers_in, every_plan, flags, generate, records_by_id, served
+from triplets.running import EVERY_PLAN, KEY, answers_in, every_plan, flags, generate, records_by_id, served
 from triplets.scripted_server import PLANS
 
 from crop_trl.triplets.costs import Account
@@ -240,7 +240,7 @@ def test_kill_9_loses_only_what_was_in_flight(start_server, problems, program, t
     log, output = tmp_path / "log", tmp_path / "out"
     url = start_server("--log", str(log), "--latency", "0.02")
     source = problems(*every_plan())
-    command = ["--input", source, "--output", str(output), "--base-url", url, "--concurrency", "32", *flags(FAST)]
+    command = ["--input", source, "--output", str(output), "--base-url", url, "--concurrency", "32", *flags(EVERY_PLAN)]
     ledger = output / "ledger.jsonl"
     kills = []
     for answers in (40, 110):

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from triplets.running import KEY, answers_in, every_plan, generate, records_by_id, served, stats
+from triplets.running import EVERY_PLAN, KEY, answers_in, every_plan, generate, records_by_id, served, stats
 from triplets.scripted_server import PLANS, RAW_REPLIES
 
 from crop_trl.prompts import DEFAULT_PROMPT_TEMPLATE, wrap_problem
@@ -21,7 +21,7 @@ from crop_trl.triplets.settings import TripletSettings
 
 def test_every_plan_ends_in_its_status(start_server, problems, tmp_path):
     texts = every_plan()
-    result = generate(start_server(), problems(*texts), tmp_path / "out")
+    result = generate(start_server(), problems(*texts), tmp_path / "out", **EVERY_PLAN)
     assert result.stopped is None and len(result.records) == len(texts)
     found = {plan: record["status"] for plan, record in zip(PLANS, result.records)}
     assert found == {plan: facts[1] for plan, facts in PLANS.items()}
@@ -195,7 +195,7 @@ def test_an_interrupt_finishes_what_is_in_flight(start_server, problems, program
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    printed, errors = process.communicate(timeout=20)
+    printed, errors = process.communicate()
     assert process.returncode == 3, errors
     assert "waiting for the requests in flight" in errors and "run again to go on" in errors
     entries = answers_in(output / "ledger.jsonl")
@@ -238,7 +238,7 @@ def test_a_reader_that_goes_away_costs_nothing(start_server, problems, program, 
     process.stderr.read(1)  # the bar is there
     process.stderr.close()
     process.stdout.close()
-    assert process.wait(60) == 0
+    assert process.wait() == 0
     assert {record["status"] for record in records_by_id(output).values()} == {"strict_pass"}
     assert len(records_by_id(output)) == 60 and "ended" in OutputDirectory(output).load_run()
 
@@ -248,7 +248,7 @@ def test_the_output_can_be_cut_by_head(problems, program):
     process = program("--input", problems(*(f"Add {n} and 5." * 500 for n in range(3))), "--dry-run")
     process.stdout.read(1)
     process.stdout.close()
-    assert process.wait(60) == 0 and process.stderr.read() == ""
+    assert process.wait() == 0 and process.stderr.read() == ""
 
 
 @pytest.mark.multiprocess
