@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import jinja2
@@ -168,7 +169,28 @@ def compared(bases: Sequence[str], other: str) -> tuple[int, list[tuple[str, boo
     return nearer, changes[nearer], word_changes(other, bases[nearer])
 
 
-def joined(pieces: Iterable[tuple[str, bool]]) -> list[tuple[str, bool]]:
+def marked_triplet(
+    original: str, paraphrases: Sequence[str], counterfactual: str | None = None
+) -> tuple[int, list[list[tuple[str, str]]]]:
+    """
+    The texts one after another in pieces, each with its mark: `reworded`, `changed` or none. What the counterfactual no
+    longer says is marked in the text that it is worded after, whose place comes first.
+    """
+    # A paraphrase moves numbers about; marked, they would look as if they were new.
+    texts = [marked(original, original), *(marked(original, text, ignore_moves=True) for text in paraphrases)]
+    if counterfactual is None:
+        return 0, texts
+    nearer, here, gone = compared([original, *paraphrases], counterfactual)
+    texts[nearer] = [(text, "changed" if out else mark) for (text, mark), (_, out) in zip(texts[nearer], gone)]
+    return nearer, [*texts, [(text, new and "changed" or "") for text, new in here]]
+
+
+def marked(original: str, other: str, ignore_moves: bool = False) -> list[tuple[str, str]]:
+    """Pieces of a text, those that differ from another one marked as `reworded`."""
+    return [(text, "reworded" if new else "") for text, new in word_changes(original, other, ignore_moves)]
+
+
+def joined(pieces: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
     """A text in as few pieces as its changes allow."""
     groups = itertools.groupby(pieces, key=lambda piece: piece[1])
     return [("".join(text for text, _ in group), changed) for changed, group in groups]

@@ -3,7 +3,6 @@
 import random
 from collections import Counter
 from collections.abc import Mapping
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +10,8 @@ from pydantic import BaseModel, ValidationError, field_validator
 from tqdm import tqdm
 
 from ..files import write_text
-from ..text import compared, filled, word_changes
+from ..formulas import with_formulas
+from ..text import filled, marked_triplet
 from .candidates import PASSED
 from .ledger import Ledger
 from .outputs import OutputDirectory, now, text_hash
@@ -80,21 +80,10 @@ def apply_review(directory: str, verdicts: str | Path) -> str:
 
 def _item(record: Mapping[str, Any]) -> dict[str, Any]:
     original, paraphrase, counterfactual = (record[name] for name in PROBLEM_FIELDS)
-    names = ("original", "paraphrase")
-    place, here, gone = compared([original, paraphrase], counterfactual)
-    nearer = names[place]
-    texts = {
-        "original": [(piece, "") for piece, _ in word_changes(original, original)],
-        "paraphrase": [(piece, changed and "reworded") for piece, changed in word_changes(original, paraphrase)],
-        "counterfactual": [(piece, changed and "changed") for piece, changed in here],
-    }
-    # What the counterfactual no longer says is marked in the text that it is worded after.
-    texts[nearer] = [(p, "changed" if out else mark) for (p, out), (_, mark) in zip(gone, texts[nearer], strict=True)]
-    marked = {
-        name: [(mark, "".join(piece for piece, _ in group)) for mark, group in groupby(pieces, lambda pair: pair[1])]
-        for name, pieces in texts.items()
-    }
-    return {"record": record, "text_hash": text_hash(record), "texts": marked, "nearer": nearer}
+    place, texts = marked_triplet(original, [paraphrase], counterfactual)
+    names = ("original", "paraphrase", "counterfactual")
+    blocks = dict(zip(names, map(with_formulas, texts)))
+    return {"record": record, "text_hash": text_hash(record), "texts": blocks, "nearer": names[place]}
 
 
 def _read_verdicts(path: Path) -> dict[tuple[str, str], dict[str, Any]]:

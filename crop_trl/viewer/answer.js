@@ -41,8 +41,10 @@ function drawAnswer() {
           ),
         );
       }
-      for (const [part, mark] of pieces)
-        text.append(mark ? make("mark", part, { className: mark === 2 ? "changed" : "reworded" }) : part);
+      for (const [part, mark, mathml] of pieces) {
+        const drawn = mathml ? formula(mathml) : part;
+        text.append(mark ? put(make("mark", "", { className: mark }), drawn) : drawn);
+      }
       return put(make("article", "", { className: "card" }), title, text);
     }),
   );

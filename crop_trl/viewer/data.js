@@ -1,5 +1,5 @@
 "use strict";
-// What a model wrote reaches the page as text nodes alone.
+// What a model wrote reaches the page as text nodes, and formulas of prompts as MathML that holds nothing else.
 const $ = id => document.getElementById(id);
 function make(tag, text = "", settings = {}) {
   const element = document.createElement(tag);
@@ -14,6 +14,8 @@ const put = (parent, ...children) => {
   parent.replaceChildren(...children);
   return parent;
 };
+const formula = mathml =>
+  document.importNode(new DOMParser().parseFromString(mathml, "application/xml").documentElement, true);
 const share = value =>
   !Number.isFinite(value)
     ? "–"

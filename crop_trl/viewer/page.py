@@ -19,9 +19,10 @@ from ..analysis.selector_bench import record_of_each
 from ..analysis.tokens import TokenTable
 from ..evaluation.grading import grade
 from ..files import write_text
+from ..formulas import with_formulas
 from ..methods import SelectionSettings, Signals, get_method
 from ..prompts import NEGATIVE, ORIGINAL, REWORDINGS, STUDENT, split_signal
-from ..text import compared, filled, joined, masked, token_pieces, visible_text, visible_token, word_changes
+from ..text import filled, marked, marked_triplet, masked, token_pieces, visible_text, visible_token
 from ..training.cards import in_words, public_name
 from ..training.export import exported_steps
 
@@ -31,8 +32,11 @@ RESPONSES = 512  # that a page holds unless told otherwise
 # left out, but for the first.
 _ENTRIES, _ROOM, _UNLIKELY = (16, 10, 5), 900_000, np.log(1e-3)
 _NO_LOGPROB = 65535
-# What a word's mark says.
-_REWORDED, _CHANGED = 1, 2
+_HEADINGS = (
+    (ORIGINAL, "Original problem"),
+    ("paraphrase", "Paraphrase: the same problem in other words"),
+    ("counterfactual", "Counterfactual: one condition changed"),
+)
 _FROZEN = (
     "This is the mask that was trained. The run kept its scores in half precision, in which near-ties look equal, so "
     "no other budget can be shown; a rollout bank (crop-trl replay) has them in full."
@@ -204,36 +208,20 @@ def _measures(table: TokenTable, known: Mapping[str, np.ndarray]) -> dict[str, n
 
 
 def _problem(prompts: Mapping[str, Sequence[str]], answer: str | None) -> dict[str, Any]:
-    """A problem beside each of its counterfactuals: kinds, headings, and texts in pieces `[text, mark]`."""
+    """A problem beside each of its counterfactuals: kinds, headings, and texts in pieces of `with_formulas`."""
     original, paraphrases = prompts[ORIGINAL][0], prompts.get("paraphrase", [])
-
-    def marked(text: str, mark: int, ignore_moves: bool = False) -> list[tuple[str, int]]:
-        return [(piece, mark * new) for piece, new in word_changes(original, text, ignore_moves)]
-
-    blocks = [(ORIGINAL, "Original problem", marked(original, 0))]
-    # A paraphrase moves numbers about; marked, they would look as if they were new.
-    said = "Paraphrase: the same problem in other words"
-    blocks += [("paraphrase", said, marked(text, _REWORDED, ignore_moves=True)) for text in paraphrases]
     others = [
-        (kind, f"{kind.capitalize()} prompt", marked(text, _REWORDED))
+        (kind, f"{kind.capitalize()} prompt", marked(original, text))
         for kind, texts in prompts.items()
         if kind not in (ORIGINAL, *REWORDINGS)
         for text in texts
     ]
     views = []
     for changed in prompts.get("counterfactual") or [None]:
-        view = list(blocks)
-        if changed is not None:
-            nearer, here, gone = compared([original, *paraphrases], changed)
-            kind, heading, pieces = view[nearer]
-            view[nearer] = (
-                kind,
-                heading,
-                [(t, _CHANGED if out else mark) for (t, mark), (_, out) in zip(pieces, gone)],
-            )
-            said = "Counterfactual: one condition changed"
-            view.append(("counterfactual", said, [(text, _CHANGED * new) for text, new in here]))
-        views.append([(k, h, [(visible_text(t), m) for t, m in joined(pieces)]) for k, h, pieces in view + others])
+        _, texts = marked_triplet(original, paraphrases, changed)
+        headings = [_HEADINGS[0], *[_HEADINGS[1]] * len(paraphrases), _HEADINGS[2]]
+        blocks = [(*heading, text) for heading, text in zip(headings, texts)]
+        views.append([(kind, heading, with_formulas(text)) for kind, heading, text in blocks + others])
     return {"views": views, "answer": None if answer is None else visible_text(answer)}
 
 

@@ -310,7 +310,8 @@ def test_hostile_text_changes_nothing_but_what_is_shown(browser, tmp_path):
     tokenizer = byte_tokenizer(merges=[("<", "/")])
     text = "".join(NASTY).encode("utf-8", "replace").decode() + evil + "\u202eabc\u2066 🙂 ¿你好\n"
     ids = tokenizer(text)["input_ids"]
-    prompts = {kind: [f"{evil}\u202e{kind}"] for kind in ("original", "paraphrase", "counterfactual", "hint")}
+    formula = f"$\\frac{{1}}{{2}} \\text{{{evil}}}$"
+    prompts = {kind: [f"{evil}\u202e{kind} {formula}"] for kind in ("original", "paraphrase", "counterfactual", "hint")}
     bank = made_up_bank([len(ids), 3], 258, rows=[{"prompts": prompts, "answer": evil}] * 2)
     bank.completion_ids[0] = torch.tensor(ids)
     bank.settings = {"dataset_name": evil}
@@ -318,6 +319,9 @@ def test_hostile_text_changes_nothing_but_what_is_shown(browser, tmp_path):
     pieces = shown.text("#tokens").replace("⏎", "\n")
     assert evil.replace(" ", "") in pieces.replace("␣", "").replace(" ", "") and "‹202E›" in pieces and "🙂" in pieces
     assert evil in shown.text("#prompts") and "‹202E›" in shown.text("#prompts")
+    assert len(shown.all("#prompts mfrac")) == 4 and evil in shown.text("#prompts mtext").replace("\xa0", " ")
+    # Every entry of the vocabulary, whole characters or not, is a text that can be seen.
+    assert shown.run(r"facts.vocabulary.length > 200 && facts.vocabulary.every(t => /^[^\p{C}\p{Z}]+$/u.test(t))")
     for place in range(0, len(ids), 9):
         shown.run("go(arguments[0])", place)
     for n in (2, 3, 1):

@@ -86,7 +86,8 @@ def test_every_prompt_of_a_row_is_there_and_what_differs_is_marked():
     facts, _ = unpacked(bank_page(bank, words_tokenizer(50)))
     first, second = facts["problems"][0]["views"]
     marked = [
-        {kind: [t for t, mark in pieces if mark == 2] for kind, _, pieces in blocks} for blocks in (first, second)
+        {kind: [t for t, mark in pieces if mark == "changed"] for kind, _, pieces in blocks}
+        for blocks in (first, second)
     ]
     assert marked[0] == {"original": ["4"], "paraphrase": [], "counterfactual": ["5"], "hint": []}
     # Worded after the paraphrase: there the condition is marked.
