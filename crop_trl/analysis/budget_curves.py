@@ -117,7 +117,8 @@ def read_runs(paths: Iterable[str | Path]) -> list[StudentAccuracy]:
     for path in map(Path, paths):
         if not path.exists():
             raise ValueError(f"{str(path)!r} does not exist; give a folder of results, a JSON or a CSV file.")
-        files = sorted([*path.rglob(FILE), *path.rglob("results.json")]) if path.is_dir() else [path]
+        # Where students were evaluated, their accuracy in training is another.
+        files = (sorted(path.rglob("results.json")) or sorted(path.rglob(FILE))) if path.is_dir() else [path]
         if not files:
             raise ValueError(f"{str(path)!r} holds no result.json or results.json; train or evaluate first.")
         for file in files:

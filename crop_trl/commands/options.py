@@ -53,8 +53,11 @@ class OptionParser(SentenceParser):
         super().__init__(f"crop-trl {name}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
 
     def parse_args(self, args=None, namespace=None):
-        """See [`~argparse.ArgumentParser.parse_args`]. Raises `ValueError` for what is wrong."""
-        found, unknown = self.parse_known_args(args, namespace)
+        """See [`~argparse.ArgumentParser.parse_args`]; hyphens count as underscores. Raises `ValueError`."""
+        words = sys.argv[1:] if args is None else args
+        spelled = {name.replace("_", "-"): name for name in self._option_string_actions}
+        parts = (word.partition("=") for word in words)
+        found, unknown = self.parse_known_args(["".join((spelled.get(n, n), *more)) for n, *more in parts], namespace)
         self.refuse(unknown)
         return found
 

@@ -32,7 +32,7 @@ class PlanArguments:
     accelerate_config: str | None = option(None, "Launch file, by name or path.")
     student: str | None = option(None, "Model or size, in place of the configuration's.")
     teacher: str | None = option(None, "Model or size, in place of the configuration's.")
-    processes: int | None = option(None, "In place of the launch file's.")
+    num_processes: int | None = option(None, "In place of the launch file's.")
     gpu_gib: float = option(80.0, "Memory of a GPU.")
     mean_tokens: int | None = option(None, "Prompt and response on average; by default a third of the most.")
 
@@ -53,7 +53,7 @@ def plan(asked: PlanArguments, fields: Mapping[str, Any]) -> tuple[str, bool]:
         fields,
         shape,
         strategy=strategy,
-        processes=processes if asked.processes is None else asked.processes,
+        processes=processes if asked.num_processes is None else asked.num_processes,
         gpu_gib=asked.gpu_gib,
         mean_tokens=asked.mean_tokens,
     )

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from ..files import alone_in, write_text
 from ..studies.naming import NamedRun, named_run
 from ..studies.running import run_tasks
-from ..studies.study import PlannedRun, Study, runs_of
+from ..studies.study import CROP_TRL, PlannedRun, Study, runs_of
 from ..studies.tables import study_markdown
 from .errors import told
 from .launch import split_options
@@ -128,6 +128,10 @@ def measure(study: Study, args: argparse.Namespace) -> None:
     options = ["--benchmark", *args.benchmarks, *args.evaluate_options]
     benchmarks = evaluate.load_benchmarks(read(options))
     tasks = study.evaluations(options, benchmarks, lambda words: evaluate.plan_of(read(words), benchmarks).check_same())
+    if args.dry_run:
+        for task in tasks:
+            print(f"# {task.name}\n{shlex.join(['crop-trl', *task.command[len(CROP_TRL) :]])}")
+        return
     with tqdm(total=len(tasks), unit="model", smoothing=0) as bar:
         run_tasks(tasks, args.jobs, args.gpus, lambda *end: (study.ended(*end), bar.update()))
 
@@ -151,7 +155,7 @@ def main(argv: list[str] | None = None) -> int:
         defaults = train_parser().defaults()
         study = Study(args.output, runs_of(args.grid, name_run), args.rows, defaults, args.discard_models)
         refused = {} if args.table else {k: why for k in study.left if (why := refusal(study.runs[k]))}
-        if args.dry_run:
+        if args.dry_run and not args.table:
             for key, planned in study.runs.items():
                 state = "to run" if key in study.left else "finished"
                 state = f"would be refused. {refused[key]}" if key in refused else state
@@ -169,12 +173,12 @@ def main(argv: list[str] | None = None) -> int:
             with alone(args):
                 study.save()
                 (measure if args.table else train)(study, args)
-        if args.table:
+        if args.table and not (args.dry_run and args.benchmarks):
             tabulate(study, args)
     if study.failed:
         print(f"{len(study.failed)} failed: {', '.join(study.failed)}. The same command tries them again.")
     elif not args.table:
-        print(f"All {len(study.runs)} runs are finished; their rows are in {study.table}.")
+        print(f"All runs are finished; their rows are in {study.table}.")
     return bool(study.failed)
 
 

@@ -102,7 +102,7 @@ def _train(argv: list[str], held: ExitStack) -> None:
             args.save_total_limit = args.save_total_limit and max(args.save_total_limit, KEPT)
             args.resume_from_checkpoint = last_with_steps_left(folder, args.max_steps)
             if args.resume_from_checkpoint and args.process_index == 0:
-                print(f"Half done: goes on from {args.resume_from_checkpoint}.")
+                print(f"Resuming from {args.resume_from_checkpoint}.")
         trainer = make_trainer(script, args, model)
         start_reports(trainer)
     again = "Interrupted; `--resume_from_checkpoint true` goes on from the last checkpoint, if one was written."

@@ -44,6 +44,9 @@ def main(argv: list[str] | None = None) -> int:
     """Do what is asked for. Returns 3 when triplets are left to make."""
     with told(ValueError, OSError, LedgerError, EndpointError):
         settings, task = SettingsParser("triplets", (TripletSettings, Task), __doc__).read(argv)
+        asked = [name for name, value in vars(task).items() if name != "seed" and value not in (None, False)]
+        if len(asked) > 1:
+            raise ValueError(f"`{asked[0]}` and `{asked[1]}` are two tasks; give one at a time.")
         if task.dry_run:
             show(dry_run(settings))
         elif task.counts:

@@ -96,7 +96,7 @@ def diagnostics_table(runs: Mapping[str, Mapping[str, Any]]) -> str:
     for run, results in runs.items():
         training = results.get("training") or {}
         budget = training.get("budget")
-        row = [run, "-" if budget is None else f"{100 * budget:.0f}%"]
+        row = [run, "-" if budget is None else percent(budget, 1) + "%"]
         row.append("-" if training.get("truncated") is None else percent(training["truncated"]) + "%")
         for name in names:
             entry = results["benchmarks"].get(name)

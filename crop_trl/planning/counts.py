@@ -36,14 +36,14 @@ def counts_markdown(settings: TripletSettings, run: Mapping[str, Any]) -> str:
     check_numbers({"max_steps": run["max_steps"]}, -1, whole=True)
     if not isinstance(run["chat_template_kwargs"] or {}, Mapping):
         raise ValueError(f"`chat_template_kwargs` must be names with values, got {run['chat_template_kwargs']!r}.")
-    limit, per_step = run["max_prompt_length"], run["prompts_per_step"]
+    limit, per_step, kinds = run["max_prompt_length"], run["prompts_per_step"], run["max_prompt_length_kinds"]
     tokens = "any number of tokens" if limit is None else f"at most {limit} tokens"
     steps = {
         "source": "Problems of the source",
         "readable": "without control characters, half characters or no text",
         "validated": "Validated triplets",
         "original": f"whose original prompt has {tokens}",
-        "all": f"whose {' and '.join(run['max_prompt_length_kinds'] or ['all'])} prompts have {tokens}",
+        "all": f"whose {' and '.join(kinds)} prompts have {tokens}" if kinds else f"whose prompts all have {tokens}",
         "steps": f"in full steps of {per_step or 'an unknown size'}",
     }
     output = OutputDirectory(settings.output)

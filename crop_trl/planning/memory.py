@@ -206,7 +206,7 @@ def settings_from(
         value = get(name)
         return None if value is None else check_number(name, value, 1, whole=True)
 
-    check_number("processes", processes, 1, whole=True)
+    check_number("num_processes", processes, 1, whole=True)
     if get("teachers"):
         raise ValueError("`teachers` names several, and memory is planned for one; leave it out and give the largest.")
     check_teacher({name: get(name) for name in _DEFAULTS if name.startswith("teacher_")})

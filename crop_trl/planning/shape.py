@@ -116,13 +116,15 @@ def shape_of(name: str, offline: bool = False) -> ModelShape:
     """Shape of a model by name, path or size; `offline` looks at this machine alone."""
     if name in QWEN3:
         return QWEN3[name]
+    size = re.search(r"Qwen3-(\d+(?:\.\d+)?B)", name)
+    known = size[1] if size and size[1] in QWEN3 else None
     try:
-        config = AutoConfig.from_pretrained(name, local_files_only=offline)
+        # Without a connection the hub is asked for half a minute.
+        return ModelShape.of(AutoConfig.from_pretrained(name, local_files_only=offline or known is not None))
     except (OSError, ValueError):
-        size = re.search(r"Qwen3-(\d+(?:\.\d+)?B)", name)
-        if size and size[1] in QWEN3:
-            if not offline:
-                print(f"{name} cannot be read from here; taken as the Qwen3 shape {size[1]}.", file=sys.stderr)
-            return QWEN3[size[1]]
-        raise ValueError(f"{name!r} cannot be read; name a folder, or one of the sizes {', '.join(QWEN3)}.") from None
-    return ModelShape.of(config)
+        if known is None:
+            names = ", ".join(QWEN3)
+            raise ValueError(f"{name!r} cannot be read; name a folder, or one of the sizes {names}.") from None
+    if not offline:
+        print(f"{name} is not here; taken as the Qwen3 shape {known}.", file=sys.stderr)
+    return QWEN3[known]

@@ -179,7 +179,7 @@ class Study:
         rows.write_rows(self.table, self.rows)
 
     def discard(self) -> None:
-        """Let go of the checkpoints of runs that have a row, and of models that are not to stay."""
+        """Delete the checkpoints of runs that have a row, and models that are not to stay."""
         # Those of runs that were not asked for are not ours to delete.
         for folder in (self.output / key for key in self.runs if key in self.rows):
             for path in [*folder.glob("checkpoint-*"), *(_weights_in(folder) if self.discard_models else ())]:
@@ -188,7 +188,7 @@ class Study:
     def outlook(self, jobs: int) -> str:
         """How much there is to do, and what it takes by the runs that are finished."""
         left = len(self.left)
-        lines = [f"{len(self.runs)} runs: {len(self.runs) - left} finished, {left} to go, {jobs} at a time."]
+        lines = [f"Runs: {len(self.runs) - left} finished, {left} to go, {jobs} at a time."]
         measured = [row["seconds"] for key, row in self.rows.items() if key in self.runs and row.get("seconds")]
         if left and measured:
             seconds = sum(measured) / len(measured)
@@ -205,9 +205,9 @@ class Study:
         staying, passing = 0, []
         for key in self.left:
             settings = {**self.defaults, **self.runs[key].run.settings}
-            # In float32, in a checkpoint with both moments of AdamW.
+            # In float32; a checkpoint has both moments of AdamW too, and under DeepSpeed two copies in 16 bits.
             weights = 4 * _parameters(settings["model_name_or_path"] or "") * (not settings["use_peft"])
-            passing.append(3 * weights * _checkpoints(settings) + weights * self.discard_models)
+            passing.append(4 * weights * _checkpoints(settings) + weights * self.discard_models)
             staying += weights * (not self.discard_models)
         return staying + sum(sorted(passing)[-jobs:])
 

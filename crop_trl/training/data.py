@@ -246,7 +246,7 @@ def tokenizer_of(model, processing_class, setting: str, trust_remote_code: bool 
     """
     if processing_class is not None:
         return processing_class
-    argument = "processing_class" if setting == "model" else "teacher_processing_class"
+    argument = f"{'teacher_' * setting.startswith('teacher_')}processing_class"
     source = model if isinstance(model, str) else get_config_model_id(getattr(model, "config", None))
     if not source:
         return None

@@ -91,6 +91,9 @@ def test_results_of_training_and_evaluation(tmp_path):
         StudentAccuracy("base", None, 0.35),
     }
     assert len(runs) == 5
+    # Of a study whose students were evaluated it is the evaluations that count.
+    trained(tmp_path / "b", "tip", 0.1, 3, 0.3, 0.6)
+    assert read_runs([tmp_path / "b"]) == [StudentAccuracy("tip", 0.1, 0.4, 3)]
 
 
 def test_what_a_training_run_says_of_itself_reaches_an_evaluation(tmp_path):

@@ -41,12 +41,25 @@ def test_the_command_says_whether_it_fits(capsys):
     assert main([*colab, "--gpu_gib", "15"]) == 0 and "It fits." in capsys.readouterr().out
 
 
+def test_a_model_whose_name_says_its_size_is_planned_without_a_connection(capsys, monkeypatch):
+    asked = []
+
+    def read(name, local_files_only):
+        asked.append((name, local_files_only))
+        raise OSError
+
+    monkeypatch.setattr("crop_trl.planning.shape.AutoConfig.from_pretrained", read)
+    assert main(["--student", "Qwen/Qwen3-1.7B-Base", "--teacher", "4B"]) == 0
+    assert asked == [("Qwen/Qwen3-1.7B-Base", True)]
+    assert "Qwen/Qwen3-1.7B-Base is not here; taken as the Qwen3 shape 1.7B." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (["--student", "9B", "--teacher", "4B"], "error: '9B' cannot be read; name a folder, or one of"),
         (["--student", "1.7B"], "error: student and teacher are not known"),
-        (["--student", "4B", "--teacher", "4B", "--processes", "0"], "`processes` must be a whole number"),
+        (["--student", "4B", "--teacher", "4B", "--num_processes", "0"], "`num_processes` must be a whole number"),
         (["--accelerate_config", "zero4", "--student", "4B", "--teacher", "4B"], "'zero4' is no launch file: choose"),
     ],
 )

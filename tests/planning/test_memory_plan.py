@@ -170,7 +170,7 @@ NO_RUN = [
     ({"per_device_train_batch_size": 0}, {}, "`per_device_train_batch_size` must be a whole number of at least 1"),
     ({"retention_ratio": "0.5"}, {}, "`retention_ratio` must be a number of at least 0, got '0.5'"),
     ({"vllm_gpu_memory_utilization": 30}, {}, "`vllm_gpu_memory_utilization` is a share of the GPU, at most 1"),
-    ({}, {"processes": 0}, "`processes` must be a whole number of at least 1, got 0"),
+    ({}, {"processes": 0}, "`num_processes` must be a whole number of at least 1, got 0"),
     ({}, {"gpu_gib": -80.0}, "`gpu_gib` must be a number of at least 1, got -80.0"),
     ({}, {"gpu_gib": float("nan")}, "`gpu_gib` must be a number of at least 1, got nan"),
     ({}, {"mean_tokens": 0}, "`mean_tokens` must be a number of at least 1, got 0"),

@@ -118,10 +118,10 @@ def test_a_study_that_is_killed_goes_on_and_ends_with_a_row_for_each_run(tmp_pat
     process = start(output, grid, fails, options=("--jobs", "2"))
     said = process.communicate()[0]
     assert process.returncode == 1, said
-    assert "3 runs: 1 finished, 2 to go, 2 at a time." in said
+    assert "Runs: 1 finished, 2 to go, 2 at a time." in said
     assert "error: No row is left of 16: " in said and "1 failed: short/method=random,max_prompt_length=5" in said
     assert (first / "result.json").stat().st_mtime_ns == saved
-    assert "Half done: goes on from" in (second / "log.txt").read_text()
+    assert "Resuming from" in (second / "log.txt").read_text()
     assert json.loads((second / "result.json").read_text())["steps"] == 2
     rows = read_rows(output / "runs.parquet")
     assert [row["retention_ratio"] for row in rows] == [0.2, 0.5] and MUST <= set(rows[0])
@@ -132,6 +132,8 @@ def test_a_study_that_is_killed_goes_on_and_ends_with_a_row_for_each_run(tmp_pat
     heldout = tmp_path / "eval_dataset_name.jsonl"
     options = ["--table", "--against", "random", "--benchmarks", f"short={heldout}", "--jobs", "2"]
     options += "-- --sampler hf --samples 2 --max_tokens 32".split()
+    assert study.main(["--output", str(output), "--dry-run", *options]) == 0
+    assert capsys.readouterr().out.count("\ncrop-trl evaluate --model ") == 3 and not list(output.rglob("evaluation*"))
     assert study.main(["--output", str(output), *options]) == 0
     printed = capsys.readouterr().out
     assert "## Benchmarks (%)" in printed and "| random, retention_ratio 0.5 |" in printed
@@ -172,7 +174,7 @@ def test_a_study_that_is_killed_goes_on_and_ends_with_a_row_for_each_run(tmp_pat
     shutil.copy(output / "runs.parquet", tmp_path / "rows.parquet")
     for elsewhere in (["--rows", str(tmp_path / "rows.parquet")], []):
         assert study.main([str(grid), "--output", str(tmp_path / "elsewhere"), *elsewhere]) == 0
-        assert "2 runs: 2 finished, 0 to go" in capsys.readouterr().out
+        assert "Runs: 2 finished, 0 to go" in capsys.readouterr().out
     assert read_rows(tmp_path / "elsewhere/runs.parquet") == rows
     assert not list((tmp_path / "elsewhere").glob("*/*"))
     # Another run under the name of a finished one.
@@ -268,12 +270,12 @@ def test_the_disk_that_a_study_takes(tmp_path):
         runs = {run.key: PlannedRun(run, [], []) for run in runs}
         return Study(tmp_path, runs, [], defaults, discard_models)._disk(jobs) / weights
 
-    assert disk() == 1 + 3 * 4
+    assert disk() == 1 + 4 * 4
     # Weights stay, checkpoints are of those that run.
-    assert disk(seeds=5) == 5 + 3 * 4 and disk(seeds=5, jobs=2) == 5 + 2 * 3 * 4
-    assert disk(seeds=5, jobs=2, discard_models=True) == 2 * (1 + 3 * 4)
+    assert disk(seeds=5) == 5 + 4 * 4 and disk(seeds=5, jobs=2) == 5 + 2 * 4 * 4
+    assert disk(seeds=5, jobs=2, discard_models=True) == 2 * (1 + 4 * 4)
     # As many as may stay, two at least, and the next; a share of the steps; none; a number that is not known.
-    assert disk(save_total_limit=1) == disk(save_total_limit=2) == 1 + 3 * 3 and disk(save_steps=0.5) == 1 + 3 * 2
+    assert disk(save_total_limit=1) == disk(save_total_limit=2) == 1 + 4 * 3 and disk(save_steps=0.5) == 1 + 4 * 2
     none = ({"save_steps": 0}, {"save_steps": -1}, {"max_steps": -1}, {"save_strategy": "no"})
     assert all(disk(**settings) == 1 for settings in none) and disk(model_name_or_path=None) == 0
 
@@ -369,7 +371,7 @@ def test_kill_9_leaves_no_process_of_a_run_behind(tmp_path, killed):
         process.communicate()
     process = start(output, grid)
     said = process.communicate()[0]
-    assert process.returncode == 0 and "All 1 runs are finished" in said, said
+    assert process.returncode == 0 and "All runs are finished" in said, said
     assert [row["steps"] for row in read_rows(output / "runs.parquet")] == [1]
 
 
@@ -389,7 +391,7 @@ def test_a_study_on_a_full_disk_goes_on_where_there_is_room(tmp_path):
     done = subprocess.run([*IN_A_SMALL_DISK, script], capture_output=True, text=True)
     assert done.returncode == 0 and "Traceback" not in done.stdout + done.stderr, done.stdout + done.stderr
     assert done.stdout.count("error: Process 0 could not save checkpoint-1 with 0.0 GiB free") == 1, done.stdout
-    assert "1 failed: " in done.stdout and "status 1\n" in done.stdout and "All 1 runs are finished" in done.stdout
+    assert "1 failed: " in done.stdout and "status 1\n" in done.stdout and "All runs are finished" in done.stdout
 
 
 def test_what_another_process_is_at_has_its_turn_after_that(tmp_path, capsys):

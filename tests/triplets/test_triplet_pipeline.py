@@ -12,6 +12,7 @@ import pytest
 from triplets.running import EVERY_PLAN, KEY, answers_in, every_plan, generate, records_by_id, served, stats
 from triplets.scripted_server import PLANS, RAW_REPLIES
 
+from crop_trl.commands import triplets
 from crop_trl.prompts import DEFAULT_PROMPT_TEMPLATE, wrap_problem
 from crop_trl.triplets.outputs import OutputDirectory
 from crop_trl.triplets.pipeline import generate_triplets
@@ -249,6 +250,11 @@ def test_the_output_can_be_cut_by_head(problems, program):
     process.stdout.read(1)
     process.stdout.close()
     assert process.wait() == 0 and process.stderr.read() == ""
+
+
+def test_two_tasks_at_once_are_refused(tmp_path):
+    with pytest.raises(SystemExit, match="error: `dry_run` and `counts` are two tasks; give one at a time."):
+        triplets.main(["--output", str(tmp_path), "--dry-run", "--counts", "run.yaml"])
 
 
 @pytest.mark.multiprocess
