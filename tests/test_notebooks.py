@@ -154,6 +154,7 @@ def test_colab_notebook_falls_back_to_the_embedded_task(tmp_path, monkeypatch, w
     shown = execute("crop_colab", tmp_path, monkeypatch)
     assert "no GPU or no hub: the embedded task on the CPU" in shown
     assert re.search(r"accuracy on 64 held-out problems: [\d.]+ before, [\d.]+ after 10 steps", shown)
+    assert (tmp_path / "runs/colab/view.html").exists()
 
 
 @pytest.mark.gpu

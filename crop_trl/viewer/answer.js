@@ -286,7 +286,7 @@ function drawPanel() {
     make("caption", facts.frozen ? "The method" : `Every method at a budget of ${state.percent} %`),
     put(make("tr"), ...["Method", "score", "rank", "kept"].map(text => make("th", text, { scope: "col" }))),
   );
-  for (const { name } of facts.methods) {
+  for (const name of new Set([...names, ...facts.methods.map(m => m.name)])) {
     const scores = arrays["score " + name];
     const place = scores && !facts.frozen ? ranking(name).rank[i] : NONE;
     const row = put(

@@ -4,6 +4,7 @@ import base64
 import gzip
 import json
 import re
+import shutil
 
 import numpy as np
 import torch
@@ -14,6 +15,19 @@ from crop_trl.analysis.bank import RolloutBank
 from crop_trl.methods import Signals, TopKLogprobs
 
 SIGNALS = [f"{who}/{kind}" for who in ("teacher", "student") for kind in ("original", "paraphrase", "counterfactual")]
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
+
+
+def chromium():
+    """A browser without a window, that logs what its pages complain of and ask for."""
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location, driver = CHROMIUM
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    return webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
 
 
 def words_tokenizer(size: int) -> PreTrainedTokenizerFast:

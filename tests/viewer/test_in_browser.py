@@ -1,13 +1,14 @@
 """The page in a real browser: it keeps what `select` keeps, and can be chosen, slid, compared, searched and typed."""
 
-import shutil
+from pathlib import Path
 
+import nbformat
 import numpy as np
 import pytest
 import torch
 from analysis.test_heatmap import NASTY, byte_tokenizer
 from tiny import make_tokenizer, make_trainer
-from viewer.pages import made_up_bank, words_tokenizer
+from viewer.pages import CHROMIUM, chromium, made_up_bank, words_tokenizer
 
 from crop_trl.analysis.bank import kept_overlap
 from crop_trl.analysis.category_shares import categorize_table
@@ -24,16 +25,10 @@ SECONDS = 120  # only to end a hang
 
 @pytest.fixture(scope="module")
 def browser():
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed (crop-trl[browser])")
-    driver, program = shutil.which("chromedriver"), shutil.which("chromium") or shutil.which("google-chrome")
-    if not driver or not program:
+    pytest.importorskip("selenium", reason="selenium is not installed (crop-trl[browser])")
+    if not all(CHROMIUM):
         pytest.skip("There is no Chromium with its driver; `apt-get install chromium chromium-driver` brings both.")
-    options = webdriver.ChromeOptions()
-    options.binary_location = program
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    with webdriver.Chrome(options=options, service=webdriver.ChromeService(driver)) as started:
+    with chromium() as started:
         yield started
 
 
@@ -362,3 +357,27 @@ def test_a_run_is_seen_step_by_step_and_its_budget_stays(browser, tmp_path):
     ]
     shown.run("show(1), go(0)")
     assert "score" in shown.text("#panel").lower() and not shown.complaints()
+
+
+def test_the_notebooks_show_their_page(browser, tmp_path):
+    from selenium.webdriver import ActionChains
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    for name, ready in (
+        *((name, "spans.length && kept(state.method)") for name in ("crop_quickstart", "selectors_tour", "crop_colab")),
+        ("make_triplets", "document.querySelector('article.current')"),
+    ):
+        notebook = nbformat.read(Path(__file__).parents[2] / f"notebooks/{name}.ipynb", as_version=4)
+        outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+        (frame,) = [o.data["text/html"] for o in outputs if "srcdoc" in o.get("data", {}).get("text/html", "")]
+        (tmp_path / "cell.html").write_text(frame)
+        browser.get((tmp_path / "cell.html").as_uri())
+        browser.switch_to.frame(0)
+        WebDriverWait(browser, SECONDS, ignored_exceptions=[Exception]).until(
+            lambda _, ready=ready: browser.execute_script(f"return {ready}")
+        )
+    # The last one is the review page: a key is a verdict.
+    browser.find_element("css selector", "article .text").click()
+    ActionChains(browser).send_keys("a").perform()
+    assert browser.find_element("id", "progress").text == "1 of 3 marked"
+    assert browser.find_elements("css selector", "article mark.changed")
