@@ -66,14 +66,14 @@ def _drawn(pieces: list[tuple[str, str]]) -> tuple[str, str] | None:
 def _mathml(tex: str) -> str | None:
     try:
         formula = convert_to_element(tex)
+        for part in list(formula.iter()):
+            # Symbols are entities here; written anew, what was text is text again.
+            part.text = "\xa0".join(map(visible_text, html.unescape(part.text or "").split("\xa0")))
+            if part.tag in ("msqrt", "mroot"):
+                _draw_root(part)
+        return ElementTree.tostring(formula, encoding="unicode")
     except Exception:  # of many kinds, for what is no LaTeX or too deep
         return None
-    for part in list(formula.iter()):
-        # Symbols are entities here; written anew, what was text is text again.
-        part.text = "\xa0".join(map(visible_text, html.unescape(part.text or "").split("\xa0")))
-        if part.tag in ("msqrt", "mroot"):
-            _draw_root(part)
-    return ElementTree.tostring(formula, encoding="unicode")
 
 
 def _draw_root(root: ElementTree.Element) -> None:
