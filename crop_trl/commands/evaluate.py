@@ -1,7 +1,7 @@
 r"""Evaluate a model as the paper does, grade a run again, or compare runs.
 
     crop-trl evaluate --model Qwen/Qwen3-1.7B-Base --setting A \
-        --benchmark AIME24 AIME25 AMC23 MATH-500 MATH-500-Clean --output runs/base
+        --benchmark AIME24 AIME25 AMC23 MATH-500 --output runs/base
     crop-trl evaluate --model examples/tiny_math/models/student --sampler hf \
         --benchmark tiny-math=examples/tiny_math/data/heldout.jsonl --output runs/student
     crop-trl evaluate --regrade runs/base --clean audit/clean_ids.json

@@ -157,6 +157,7 @@ def study_markdown(
 
 
 def _means(groups: Sequence[Group], evaluated: bool) -> str:
+    evaluation = "; Avg. is that of benchmarks, sampled as `crop-trl evaluate` does" * evaluated
     header = ["Method", *groups[0].settings, "Seeds", *["Avg. (%)"] * evaluated, "Before (%)", "After (%)"]
     header += ["Length before", "after", "Kept (%)", "Gap on kept", "Passes", "Seconds a step"]
     lines = []
@@ -173,14 +174,15 @@ def _means(groups: Sequence[Group], evaluated: bool) -> str:
                 *[_points(list(group.accuracy.values()), (0, 1))] * evaluated,
                 *(_points(before), _points(after, (0, 1))),
                 *(_number(group.column(f"length_{when}"), 0) for when in ("before", "after")),
-                *(_points(kept), " to ".join(gaps).replace("- to -", "-")),
+                *(_points(kept), " to ".join(dict.fromkeys(gaps))),
                 *(_number(group.column("passes"), 0), _number([sum(seconds)] if seconds else [], 1)),
             ]
         )
     return markdown_table(header, lines, right=True, padded=True) + (
         "\nMeans over seeds, in brackets the 95 % interval of the mean by Student's t. Before and after training is "
-        "accuracy on its held-out problems. Lengths are in tokens. The gap is that between student and teacher on kept "
-        "tokens, in nats, in the first logged steps and the last. A pass is one reading of a response for its scores.\n"
+        f"accuracy on its held-out problems, sampled as in training{evaluation}. Lengths are in tokens. The gap is "
+        "that between student and teacher on kept tokens, in nats, in the first logged steps and the last. A pass is "
+        "one reading of a response for its scores.\n"
     )
 
 

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from paper import BENCHMARKS, LENGTHS
 
+from crop_trl.commands import study
 from crop_trl.methods import METHODS
 from crop_trl.planning.shape import QWEN3
 
@@ -70,6 +71,18 @@ def runs_of(grid: str) -> list[tuple]:
     parameters = yaml.safe_load((ROOT / f"examples/studies/{grid}.yaml").read_text())["parameters"]
     values = [parameters.get(name, {}).get("values", [0.2]) for name in ("method", "retention_ratio")]
     return [(STUDENTS["b" if grid.endswith("_b") else "a"], *run) for run in itertools.product(*values)]
+
+
+def test_the_disk_that_is_told(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    page = " ".join((ROOT / "docs/studies.md").read_text().split())
+    told = {grid: rf"\[{grid}\.yaml\][^|]*\|[^|]*\| {{}} \|" for grid in GRIDS}
+    told[" ".join(grid for grid in GRIDS if grid != "table1_b")] = "all of setting A together takes {} GB"
+    for grids, pattern in told.items():
+        files = [f"examples/studies/{grid}.yaml" for grid in grids.split()]
+        study.main([*files, "--output", str(tmp_path / "out"), "--dry_run"])
+        size = re.search(r"They take (\d+) GB of disk", capsys.readouterr().out)[1]
+        assert re.search(pattern.replace("{}", size), page), f"{grids}: {size}"
 
 
 def test_the_hours_that_are_told(measured):

@@ -70,6 +70,9 @@ def test_means_and_differences_by_seed():
     assert cells(text, "crop")[:3] == ["4", "40.0", f"75.0 ({100 * low:.1f} to {100 * high:.1f})"]
     assert "corrected by Holm's method (number of tests: 2)" in text
     alone = study_markdown([row("crop", 0, 0.5), row("base", 0, None)], DEFAULTS, "random")
+    # A gap that was logged once is none from one end of training to the other.
+    gaps = [row("crop", 0, 0.5) | {"gap_kept_first": 0.85, "gap_kept_last": last} for last in (0.85, 0.42)]
+    assert [cells(study_markdown([each], DEFAULTS), "crop")[6] for each in gaps] == ["0.85", "0.85 to 0.42"]
     assert cells(alone, "crop")[:3] == ["1", "40.0", "50.0"] and cells(alone, "base")[2] == "-"
     assert "No run of `random` was measured; measured were crop, base." in alone
 
