@@ -48,7 +48,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--heatmaps", type=int, default=1, help="responses to draw of each source (of crop, else of its first method)"
     )
-    parser.add_argument("--results", nargs="+", default=[], help="results of training or evaluation, for budget curves")
+    parser.add_argument(
+        "--results", nargs="+", default=[], help="results for budget curves; evaluations alone where a folder has any"
+    )
     parser.add_argument("--method", default="crop", help="the method in question in the budget curves")
     parser.add_argument("--note", default="", help="a line below every figure: models, data")
     parser.add_argument("--output", help="folder to write; by default `analysis` beside or in the first source")
