@@ -52,14 +52,12 @@ def documented(cls: type) -> type:
 @documented
 @dataclass
 class CROPConfig(GRPOConfig):
-    """
-    Configuration class for the [`CROPTrainer`].
+    """Configuration class for the [`CROPTrainer`].
 
     Only the parameters that CROP adds, or whose default it changes, are listed here; for the others see
     [`~trl.GRPOConfig`] and [`~transformers.TrainingArguments`]. The defaults are the paper's values (its appendix on
     training hyperparameters), but for the size of a step and of a run: there 144 prompts (`prompts_per_step`) and 115
-    steps (`max_steps`), here what `per_device_train_batch_size` and the data come to, with a checkpoint every 500.
-    """
+    steps (`max_steps`), here what `per_device_train_batch_size` and the data come to, with a checkpoint every 500."""
 
     # Whether anything is learned; evaluations alone ask less of a teacher.
     train = True

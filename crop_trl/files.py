@@ -35,9 +35,8 @@ def check_local(source: str | Path | None, **of_hub: str | None) -> None:
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """
-    A path to write to, which takes the place of `path` at the end of the block. Raises `OSError` with the file's name.
-    """
+    """A path to write to, which takes the place of `path` at the end of the block. Raises `OSError` with the file's
+    name."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -136,10 +135,8 @@ def iterate_jsonl(path: str | Path) -> Iterator[dict[str, Any]]:
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
-    """
-    Rows of a Parquet, CSV or JSONL file or a JSON array. Cells of a CSV file are text, or `None` where they are empty:
-    nothing guesses what `007` or `1.50` may mean. Raises [`FileFormatError`] where it is none of them.
-    """
+    """Rows of a Parquet, CSV or JSONL file or a JSON array. Cells of a CSV file are text, or `None` where they are
+    empty: nothing guesses what `007` or `1.50` may mean. Raises [`FileFormatError`] where it is none of them."""
     suffix = Path(path).suffix.lower()
     if suffix == ".parquet":
         import pyarrow.parquet
@@ -182,10 +179,8 @@ def _read_csv(path: str | Path) -> list[dict[str, Any]]:
 
 @contextmanager
 def alone_in(lock_file: str | Path, where: str) -> Iterator[None]:
-    """
-    Keep a second process out, kill -9 included; `where` is what the user set. Raises `InUseError`, or `ValueError` for
-    a folder that cannot be written.
-    """
+    """Keep a second process out, kill -9 included; `where` is what the user set. Raises `InUseError`, or `ValueError`
+    for a folder that cannot be written."""
     lock = FileLock(lock_file, timeout=0)
     try:
         Path(lock_file).parent.mkdir(parents=True, exist_ok=True)
@@ -201,10 +196,8 @@ def alone_in(lock_file: str | Path, where: str) -> Iterator[None]:
 
 
 class JsonlStore:
-    """
-    A JSONL file that only grows, written by one process: an entry is on disk when `append` returns. On opening,
-    `on_entry` is told place and content of what is there, and a half-written last line is cut off. Raises `OSError`.
-    """
+    """A JSONL file that only grows, written by one process: an entry is on disk when `append` returns. On opening,
+    `on_entry` is told place and content of what is there, and a half-written last line is cut off. Raises `OSError`."""
 
     def __init__(self, path: str | Path, on_entry: Callable[[tuple[int, int], dict[str, Any]], None] | None = None):
         self.path = Path(path)
@@ -234,10 +227,8 @@ class JsonlStore:
         os.close(folder)
 
     def append(self, entries: Iterable[Mapping[str, Any]]) -> list[tuple[int, int]]:
-        """
-        Put entries on disk, all or none, and return place and length of each. Raises `OSError` with the name of the
-        file.
-        """
+        """Put entries on disk, all or none, and return place and length of each. Raises `OSError` with the name of the
+        file."""
         # ASCII only: a lone surrogate in an entry would otherwise be an entry that cannot be stored.
         lines = [json.dumps(entry, separators=(",", ":")).encode("ascii") + b"\n" for entry in entries]
         try:

@@ -54,10 +54,8 @@ def prompt_column(kind: str) -> str:
 
 
 def row_kinds(row: Mapping[str, Any]) -> list[str]:
-    """
-    Kinds of prompt that a dataset row holds, `"original"` first. A column that is named like one and holds text beside
-    a prompt of messages, or anything else, is none.
-    """
+    """Kinds of prompt that a dataset row holds, `"original"` first. A column that is named like one and holds text
+    beside a prompt of messages, or anything else, is none."""
     original = row.get(prompt_column(ORIGINAL))
     found = {} if original is None else {ORIGINAL: True}
     for name, value in row.items():
@@ -136,10 +134,8 @@ def _content_text(content) -> str:
 
 
 def normal_prompt(prompt, tokenizer: PreTrainedTokenizerBase):
-    """
-    A prompt as a tokenizer takes it: the content of a message as one text, plain text without a BOS that would come
-    twice, and no text as the token that begins one.
-    """
+    """A prompt as a tokenizer takes it: the content of a message as one text, plain text without a BOS that would come
+    twice, and no text as the token that begins one."""
     if isinstance(prompt, str):
         begin = tokenizer.bos_token
         if prompt and not (begin and prompt.startswith(begin)):
@@ -178,10 +174,8 @@ def tokenize_variants(
 def draw_negatives(
     batch_prompt_ids: Sequence[TokenIds], rows: Sequence[int], count: int, seed: int, step: int
 ) -> list[list[TokenIds]]:
-    """
-    Token ids of `count` unrelated prompts for each of `rows`, drawn from the others of the global batch by seed, step
-    and row alone. Raises `ValueError` for too few.
-    """
+    """Token ids of `count` unrelated prompts for each of `rows`, drawn from the others of the global batch by seed,
+    step and row alone. Raises `ValueError` for too few."""
     distinct = list(dict.fromkeys(map(tuple, batch_prompt_ids)))
     if len(distinct) - 1 < count:
         raise ValueError(
@@ -244,10 +238,8 @@ def save_how_asked(
 
 
 def saved_how_asked(model: str | Path, hub: bool = True) -> dict[str, Any]:
-    """
-    What [`save_how_asked`] put beside a model (a run, a checkpoint in it, or a name on the hub), under the names of its
-    settings; empty where nothing is said. Raises `ValueError` for a broken file.
-    """
+    """What [`save_how_asked`] put beside a model (a run, a checkpoint in it, or a name on the hub), under the names of
+    its settings; empty where nothing is said. Raises `ValueError` for a broken file."""
     folder = Path(model)
     if folder.is_dir():
         # A checkpoint has what its run has.
@@ -314,9 +306,8 @@ def render_prompts(
 
 
 def generation_suffix(tokenizer: PreTrainedTokenizerBase, prompt, **chat) -> list[int] | None:
-    """
-    Ids with which the chat template opens the response; `None` for plain text, or where it rewrites what came before.
-    """
+    """Ids with which the chat template opens the response; `None` for plain text, or where it rewrites what came
+    before."""
     if isinstance(prompt, str):
         return None
     (opened,) = render_prompts(tokenizer, [prompt], **chat)
@@ -325,10 +316,8 @@ def generation_suffix(tokenizer: PreTrainedTokenizerBase, prompt, **chat) -> lis
 
 
 def check_rendering(column: str, ids: Sequence[int], suffix: Sequence[int] | None) -> None:
-    """
-    Raise `ValueError` unless a prompt opens the response with the same tokens as all others, or scores would differ for
-    it.
-    """
+    """Raise `ValueError` unless a prompt opens the response with the same tokens as all others, or scores would differ
+    for it."""
     if suffix and list(ids[-len(suffix) :]) != list(suffix):
         raise ValueError(
             f"The chat template renders `{column}` so that it does not end in the tokens that open a response "

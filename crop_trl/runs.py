@@ -301,10 +301,8 @@ def _shown(accuracy: float, interval: tuple[float, float] | None) -> str:
 
 
 def _rows_to_show(trainer: CROPTrainer) -> tuple[list[dict], list[dict]]:
-    """
-    Rows of which answers are worth a look, held-out ones where there are any: those with all prompts that a picture
-    shows, and those of a page, which takes what there is.
-    """
+    """Rows of which answers are worth a look, held-out ones where there are any: those with all prompts that a picture
+    shows, and those of a page, which takes what there is."""
     sources = [dataset for dataset in (trainer.eval_dataset, trainer.train_dataset) if dataset is not None]
     method = get_method(trainer.args.method)
     kinds = prompt_kinds(method.needs)
@@ -362,11 +360,9 @@ def _scoring_passes(trainer: CROPTrainer) -> int:
 def finish_run(
     trainer: CROPTrainer, heatmap: bool = False, started: float | None = None, view: bool = False
 ) -> RunResult:
-    """
-    Measure the accuracy after training, write `result.json`, draw a heat map and write the page of some answers;
+    """Measure the accuracy after training, write `result.json`, draw a heat map and write the page of some answers;
     without training, `base` is measured. `started` is the time since which its seconds count. Returns the result on
-    every process.
-    """
+    every process."""
     args, state, folder = trainer.args, trainer.state, Path(trainer.args.output_dir)
     trained = state.global_step > 0
     before = next((entry[ACCURACY] for entry in state.log_history if ACCURACY in entry), None)

@@ -107,10 +107,8 @@ def filled(template: Path, **values) -> str:
 def markdown_table(
     header: Sequence[str], rows: Iterable[Sequence[object]], right: bool = False, padded: bool = False
 ) -> str:
-    """
-    A Markdown table, its cells safe from `|` and HTML; `right` aligns all but the first column, `padded` in a terminal
-    too.
-    """
+    """A Markdown table, its cells safe from `|` and HTML; `right` aligns all but the first column, `padded` in a
+    terminal too."""
 
     def safe(cell: object) -> str:
         # What stands in angle brackets would be taken for HTML and not be shown.
@@ -133,10 +131,8 @@ _WORD = re.compile(rf"\s+|[{_CJK}]|(?:(?![{_CJK}])\w)+|[^\w\s]")
 
 
 def word_changes(original: str, other: str, ignore_moves: bool = False) -> list[tuple[str, bool]]:
-    """
-    Pieces of `other`, and whether each differs from `original`; with `ignore_moves` not for standing elsewhere, or the
-    case of its letters.
-    """
+    """Pieces of `other`, and whether each differs from `original`; with `ignore_moves` not for standing elsewhere, or
+    the case of its letters."""
     pieces = _WORD.findall(other)
     words = [(i, w) for i, w in enumerate(pieces) if not w.isspace()]
     # Very long prompts would make the quadratic comparison the slowest part of a training step that logs a heat map.
@@ -160,10 +156,8 @@ def word_changes(original: str, other: str, ignore_moves: bool = False) -> list[
 
 
 def compared(bases: Sequence[str], other: str) -> tuple[int, list[tuple[str, bool]], list[tuple[str, bool]]]:
-    """
-    Which of some texts another one is worded after: against that one only what was changed stands out. Its place, the
-    pieces of the other text and those of this one, and whether each differs.
-    """
+    """Which of some texts another one is worded after: against that one only what was changed stands out. Its place,
+    the pieces of the other text and those of this one, and whether each differs."""
     changes = [word_changes(base, other) for base in bases]
     nearer = min(range(len(bases)), key=lambda n: sum(len(piece) for piece, changed in changes[n] if changed))
     return nearer, changes[nearer], word_changes(other, bases[nearer])
@@ -213,10 +207,8 @@ def shorten(pieces: list[tuple[str, bool]], around: int = 30, limit: int = 240) 
 
 
 def token_pieces(tokenizer, token_ids: Sequence[int]) -> list[str]:
-    """
-    Decode a response token by token, so that the pieces joined are the response; a character spread over several tokens
-    goes to the first, and the piece of the others may be empty.
-    """
+    """Decode a response token by token, so that the pieces joined are the response; a character spread over several
+    tokens goes to the first, and the piece of the others may be empty."""
 
     def decode(ids):
         return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)

@@ -396,10 +396,8 @@ class CROPTrainer(StepMetrics, Rollouts, WholeCheckpoints, ModelCards, GRPOTrain
         return super().train(*args, **kwargs)
 
     def evaluate(self, *args, **kwargs):
-        """
-        See [`~transformers.Trainer.evaluate`]; what the trainer reports to is started, as it is by `train`. All
-        evaluations of a run sample with the same random numbers.
-        """
+        """See [`~transformers.Trainer.evaluate`]; what the trainer reports to is started, as it is by `train`. All
+        evaluations of a run sample with the same random numbers."""
         start_reports(self)
         self._evaluated_first |= not self.is_in_train and self.state.global_step == 0
         with self._evaluation_draws():

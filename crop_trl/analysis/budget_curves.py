@@ -107,11 +107,9 @@ def budget_curves(
 
 
 def read_runs(paths: Iterable[str | Path]) -> list[StudentAccuracy]:
-    """
-    Read results: CSV files (`method`, `accuracy`, `retention_ratio`, `seed`), `result.json` of training, `results.json`
-    of an evaluation, or folders that hold these. Raises `ValueError` for a file that does not say what it is of, and
-    for two runs of a method, budget and seed that came to different accuracies.
-    """
+    """Read results: CSV files (`method`, `accuracy`, `retention_ratio`, `seed`), `result.json` of training,
+    `results.json` of an evaluation, or folders that hold these. Raises `ValueError` for a file that does not say what
+    it is of, and for two runs of a method, budget and seed that came to different accuracies."""
     runs: list[StudentAccuracy] = []
     seeds: dict[tuple, tuple[float, Path]] = {}
     for path in map(Path, paths):

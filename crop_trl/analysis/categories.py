@@ -110,10 +110,8 @@ def load_word_lists(path: str | Path = WORD_LISTS) -> WordLists:
 
 
 def categorize(pieces: Sequence[str], word_lists: WordLists | None = None) -> np.ndarray:
-    """
-    Place in [`CATEGORIES`] of every token, `int8` `[len(pieces)]`; pieces as [`~crop_trl.text.token_pieces`] gives
-    them.
-    """
+    """Place in [`CATEGORIES`] of every token, `int8` `[len(pieces)]`; pieces as [`~crop_trl.text.token_pieces`] gives
+    them."""
     lists = load_word_lists() if word_lists is None else word_lists
     lengths = np.fromiter(map(len, pieces), dtype=np.int64, count=len(pieces))
     of_characters = _categorize_characters("".join(pieces), lists)

@@ -58,9 +58,8 @@ def categorize_table(
 def category_shares(
     tables: TokenTable | Sequence[TokenTable], tokenizer, word_lists: WordLists | None = None, progress: bool = False
 ) -> CategoryShares:
-    """
-    Count what methods keep by category; methods of one name are counted together. One tokenizer, or one for each table.
-    """
+    """Count what methods keep by category; methods of one name are counted together. One tokenizer, or one for each
+    table."""
     tables = [tables] if isinstance(tables, TokenTable) else list(tables)
     counts: dict[str, np.ndarray] = {}
     responses: dict[str, int] = {}

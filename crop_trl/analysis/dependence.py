@@ -47,10 +47,8 @@ class Units:
         return np.searchsorted(ends, [start for start, _ in self.spans]).tolist()
 
     def aligned(self, other: "Units") -> Iterator[tuple[bool, range, range]]:
-        """
-        Passages of this text and of another that belong together, and whether they read alike, their numbers aside: a
-        wrong number has the place of the right one. What is alike should be much, and in one piece.
-        """
+        """Passages of this text and of another that belong together, and whether they read alike, their numbers aside:
+        a wrong number has the place of the right one. What is alike should be much, and in one piece."""
         pairs = [*_pairs(self, other), (len(self.values), len(other.values))]
         n = m = 0
         for place, (i, j) in enumerate(pairs, start=1):
@@ -85,10 +83,8 @@ def _pairs(one: Units, two: Units) -> list[tuple[int, int]]:
 
 
 def differing(text: Units, others: Sequence[Units]) -> list[set[str | None]]:
-    """
-    For each unit of a text, what stands in its place in other texts that differ there: a few words or numbers in place
-    of as many, or `None` for a number or a sign of a passage that is not there.
-    """
+    """For each unit of a text, what stands in its place in other texts that differ there: a few words or numbers in
+    place of as many, or `None` for a number or a sign of a passage that is not there."""
     found = [set() for _ in text.values]
     for other in others:
         for _, here, there in text.aligned(other):

@@ -52,10 +52,8 @@ def check_ranks(tail: float, bins: int) -> None:
 def entropy_ranks(
     tables: TokenTable | Sequence[TokenTable], tail: float = TAIL, bins: int = BINS, seed: int = 0
 ) -> EntropyRanks:
-    """
-    Rank tokens by student entropy, within each table, and see where methods keep them. Raises `ValueError` for a table
-    without entropies or tokens, or see [`check_ranks`].
-    """
+    """Rank tokens by student entropy, within each table, and see where methods keep them. Raises `ValueError` for a
+    table without entropies or tokens, or see [`check_ranks`]."""
     check_ranks(tail, bins)
     tables = [tables] if isinstance(tables, TokenTable) else list(tables)
     rng = np.random.default_rng(seed)

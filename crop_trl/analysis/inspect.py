@@ -20,13 +20,11 @@ COMPARED = ("random", "entropy", "tip")
 
 
 def inspect_response(trainer, *rows: Mapping[str, Any]) -> ResponseHeatmap:
-    """
-    Sample one response to each row, score it, and show one of them: the first wrong one, else the first. Marked are
+    """Sample one response to each row, score it, and show one of them: the first wrong one, else the first. Marked are
     what the trainer's method keeps and what others would, whether the answer is right (of a row with an `answer`), and
     where it goes wrong (with a `solution`, if right answers read like theirs). Every process has to call it. The values
     are those of `crop` where the rows hold triplets, else what the method measures. A method that needs a batch shows
-    what `crop` would keep, and the note says so.
-    """
+    what `crop` would keep, and the note says so."""
     trained = method = trainer.args.method
     if needs_negatives(get_method(trained).needs):
         method = "crop" if get_method(trained).score else "opd"
@@ -89,9 +87,8 @@ def _note(table: TokenTable, response: int, method: str, shown: str) -> str:
 
 
 def strongest_responses(table: TokenTable, method: str, count: int = 1) -> list[int]:
-    """
-    The responses in which a method's score peaks highest, of different problems first; without scores, the first ones.
-    """
+    """The responses in which a method's score peaks highest, of different problems first; without scores, the first
+    ones."""
     order = np.arange(len(table.lengths))
     if method in table.scores:
         score = np.where(table.trainable, table.scores[method], -np.inf)
@@ -108,10 +105,8 @@ def strongest_responses(table: TokenTable, method: str, count: int = 1) -> list[
 def table_heatmap(
     table: TokenTable, tokenizer, response: int | None = None, method: str | None = None, note: str = ""
 ) -> ResponseHeatmap:
-    """
-    The heat map of one response, by default that in which the method's score peaks highest: the CROP rows where both
-    divergences are measured, else what the method measures. Raises `ValueError` where there is nothing to show.
-    """
+    """The heat map of one response, by default that in which the method's score peaks highest: the CROP rows where both
+    divergences are measured, else what the method measures. Raises `ValueError` where there is nothing to show."""
     method = next(iter(table.kept)) if method is None else method
     if method not in table.kept:
         raise ValueError(f"`method` {method!r} is not in the table, which holds {', '.join(table.kept)}.")

@@ -92,9 +92,8 @@ class TokenTable:
     def from_bank(
         cls, bank: RolloutBank, methods: Iterable[str] | None = None, settings: SelectionSettings | None = None
     ) -> "TokenTable":
-        """
-        Apply methods to a bank, by default all that rank and whose signals it has. Raises `ValueError` for any other.
-        """
+        """Apply methods to a bank, by default all that rank and whose signals it has. Raises `ValueError` for any
+        other."""
         if methods is None:
             methods = [name for name in bank.runnable_methods() if get_method(name).score is not None]
         mask = bank.loss_mask.bool()
@@ -166,9 +165,8 @@ class TokenTable:
 def read_source(
     path: str | Path, methods: Sequence[str] | None = None, settings: SelectionSettings | None = None
 ) -> TokenTable:
-    """
-    Read a rollout bank (a file), to which `methods` are applied, or a run's export (a folder). Raises `ValueError`.
-    """
+    """Read a rollout bank (a file), to which `methods` are applied, or a run's export (a folder). Raises
+    `ValueError`."""
     path = Path(path)
     if path.is_dir():
         table = TokenTable.from_run(path)

@@ -66,10 +66,8 @@ class Audit:
 
 
 def read_train(paths: Iterable[str | Path]) -> list[ProblemText]:
-    """
-    All texts of training files: rows with `problem`, or triplet records, but for those whose flags keep them out of
-    training. Raises `FileNotFoundError` or `ValueError`.
-    """
+    """All texts of training files: rows with `problem`, or triplet records, but for those whose flags keep them out of
+    training. Raises `FileNotFoundError` or `ValueError`."""
     texts, known_ids = [], set()
     for path in paths:
         left_out = 0
@@ -156,13 +154,11 @@ def audit(
     per_problem: int = 5,
     at_least: int = 10,
 ) -> Audit:
-    """
-    Compare all training texts with all benchmark problems.
+    """Compare all training texts with all benchmark problems.
 
     Candidates are exact matches; of each problem the `per_problem` best different texts from `min_similarity` on, and
     the best one from half of it on where it stands out; and the best of the `at_least` strongest problems of a
-    benchmark.
-    """
+    benchmark."""
     check_limits(min_similarity, per_problem)
     for name, problems in benchmarks.items():
         twice = [id for id, count in Counter(problem.id for problem in problems).items() if count > 1]
@@ -221,10 +217,8 @@ def _worth_a_look(listed: list[tuple[Pair, bool]], at_least: int) -> list[Pair]:
 
 
 def summarize(result: Audit) -> dict[str, dict[str, Any]]:
-    """
-    The summary table by benchmark. `exact` and `near` count problems, `judged` and `to_judge` candidates that are no
-    exact match; without verdicts only exact matches leave the clean set.
-    """
+    """The summary table by benchmark. `exact` and `near` count problems, `judged` and `to_judge` candidates that are no
+    exact match; without verdicts only exact matches leave the clean set."""
     table = {}
     for name, ids in result.benchmarks.items():
         own = [pair for pair in result.candidates if pair.benchmark == name]

@@ -19,10 +19,8 @@ KEY = COLUMNS[:4]
 
 
 def read_verdicts(path: str | Path) -> dict[tuple[str, str, str, str], str]:
-    """
-    Verdicts by [`Pair.key`], from a `candidates.csv` or what the page saves. Raises `FileNotFoundError` or
-    `ValueError`.
-    """
+    """Verdicts by [`Pair.key`], from a `candidates.csv` or what the page saves. Raises `FileNotFoundError` or
+    `ValueError`."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"--verdicts {str(path)!r} does not exist; fill the verdict column of candidates.csv.")
     verdicts: dict[tuple, str] = {}
@@ -71,10 +69,9 @@ def apply_verdicts(result: Audit, verdicts: dict[tuple[str, str, str, str], str]
 
 
 def write_report(result: Audit, output: str | Path, judged: bool = False) -> dict:
-    """
-    Write `candidates.csv`, `candidates.html`, `summary.md` and `summary.json`, and `clean_ids.json` once a person has
-    judged; return [`summarize`]'s table. Raises `ValueError` when verdicts in the `candidates.csv` there would be lost.
-    """
+    """Write `candidates.csv`, `candidates.html`, `summary.md` and `summary.json`, and `clean_ids.json` once a person
+    has judged; return [`summarize`]'s table. Raises `ValueError` when verdicts in the `candidates.csv` there would be
+    lost."""
     folder = Path(output)
     _check_nothing_is_lost(result, folder / "candidates.csv")
     folder.mkdir(parents=True, exist_ok=True)

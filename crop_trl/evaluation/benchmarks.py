@@ -93,10 +93,8 @@ def row_answer(row: Mapping[str, Any], where: str) -> str | None:
 
 
 def example_from_row(row: Mapping[str, Any], number: int, where: str) -> Example:
-    """
-    Read a row with `problem`, `original_problem` or `question`, and `answer` or a `solution` with a box. Raises
-    `ValueError` where one is missing; the message counts rows from 1, as editors count lines.
-    """
+    """Read a row with `problem`, `original_problem` or `question`, and `answer` or a `solution` with a box. Raises
+    `ValueError` where one is missing; the message counts rows from 1, as editors count lines."""
     place = f"{where}, row {number + 1}"
     problem = next((row[name] for name in ("problem", "original_problem", "question") if row.get(name)), None)
     if not isinstance(problem, str) or not problem.strip():
@@ -113,11 +111,9 @@ def example_from_row(row: Mapping[str, Any], number: int, where: str) -> Example
 
 
 def load_benchmark(spec: str, samples: int | None = None, base_seed: int | None = None) -> Benchmark:
-    """
-    A benchmark by its name (`AIME24`, `AIME25`, `AMC23`, `MATH-500`, `MATH-500-Clean`), from `NAME=FILE` (problems from
-    a file, for a known name with its settings) or from a JSONL file. `samples` and `base_seed` take the place of its
-    own. Raises `ValueError` or `FileNotFoundError` for what is none.
-    """
+    """A benchmark by its name (`AIME24`, `AIME25`, `AMC23`, `MATH-500`, `MATH-500-Clean`), from `NAME=FILE` (problems
+    from a file, for a known name with its settings) or from a JSONL file. `samples` and `base_seed` take the place of
+    its own. Raises `ValueError` or `FileNotFoundError` for what is none."""
     if samples is not None and samples < 1:
         raise ValueError(f"`samples` is {samples}: choose at least 1 per problem.")
     if base_seed is not None and not 0 <= base_seed < 2**31:
@@ -202,10 +198,8 @@ def math_500_clean(benchmark: Benchmark) -> Benchmark:
 
 
 def clean_subsets(file: str | None, loaded: Sequence[Benchmark]) -> list[Benchmark]:
-    """
-    What an audit (`clean_ids.json`) left of each benchmark, and the paper's of MATH-500 where neither it nor the caller
-    has one. Raises `ValueError` for an audit of other files.
-    """
+    """What an audit (`clean_ids.json`) left of each benchmark, and the paper's of MATH-500 where neither it nor the
+    caller has one. Raises `ValueError` for an audit of other files."""
     subsets = _audited(file, loaded) if file else []
     names = {benchmark.name for benchmark in (*loaded, *subsets)}
     whole = next((benchmark for benchmark in loaded if benchmark.name == MATH_500), None)

@@ -20,10 +20,8 @@ def mean_at_k(correct: np.ndarray) -> np.ndarray:
 
 
 def pass_at_k(correct: np.ndarray, k: int | None = None) -> np.ndarray:
-    """
-    Pass@k per problem: `[problems]`. By default k is the number of samples n, which is the paper's: right if any sample
-    is. For k < n it is the unbiased estimator 1 - C(n - c, k) / C(n, k), c right ones among n.
-    """
+    """Pass@k per problem: `[problems]`. By default k is the number of samples n, which is the paper's: right if any
+    sample is. For k < n it is the unbiased estimator 1 - C(n - c, k) / C(n, k), c right ones among n."""
     correct = np.asarray(correct, dtype=bool)
     n = correct.shape[1]
     k = n if k is None else k
@@ -101,12 +99,11 @@ Verdicts = Mapping[str, Mapping[str, Sequence[float]]]
 
 
 def compare(run: Verdicts, reference: Verdicts, resamples: int = RESAMPLES, seed: int = 0) -> Comparison:
-    """
-    Paired comparison of two runs, each a mapping of benchmark to problem id to the problem's verdicts.
+    """Paired comparison of two runs, each a mapping of benchmark to problem id to the problem's verdicts.
 
     The test swaps the two runs' results on each problem at random: under the null hypothesis that neither is better,
-    the sign of each problem's difference is a coin toss. Raises `ValueError` for a benchmark without a shared problem.
-    """
+    the sign of each problem's difference is a coin toss. Raises `ValueError` for a benchmark without a shared
+    problem."""
     differences, intervals = [], []
     for name, values in run.items():
         ids = [id for id in values if id in reference.get(name, {})]

@@ -21,11 +21,9 @@ from .store import Generation, Store, drawing_in, pending_chunks, stored_names
 
 @dataclass
 class Plan:
-    """
-    What a run is to do; checked in full before a model is loaded. `model` is a folder, a hub name or a name on a
+    """What a run is to do; checked in full before a model is loaded. `model` is a folder, a hub name or a name on a
     server, `template` the answer-format wrapper; `asked_in_training` is what [`~crop_trl.prompts.saved_how_asked`]
-    knows of the model; `labels` go into the results.
-    """
+    knows of the model; `labels` go into the results."""
 
     output: Path
     benchmarks: list[Benchmark]
@@ -41,10 +39,8 @@ class Plan:
         check_template(self.template)
 
     def check(self) -> None:
-        """
-        Raise `ValueError` for two benchmarks of one name, or a folder with another run's generations; `ImportError`
-        when answers will need math-verify and it is not there. Warn of prompts that are not those of training.
-        """
+        """Raise `ValueError` for two benchmarks of one name, or a folder with another run's generations; `ImportError`
+        when answers will need math-verify and it is not there. Warn of prompts that are not those of training."""
         if others := asked_otherwise(self.asked(), self.asked_in_training):
             print(
                 f"{self.model!r} is asked otherwise than in training, answers may suffer: {'; '.join(others)}.",
@@ -146,10 +142,8 @@ def check_pass_k(pass_k: Sequence[int], benchmarks: Sequence[Benchmark]) -> None
 
 
 def generate(plan: Plan, make_sampler: Callable[[], Sampler]) -> None:
-    """
-    Draw what is missing; every response is on disk before the next batch starts. `make_sampler` loads the model or
-    reaches the server, and is called when something is missing.
-    """
+    """Draw what is missing; every response is on disk before the next batch starts. `make_sampler` loads the model or
+    reaches the server, and is called when something is missing."""
     sampler: Sampler | None = None
     with drawing_in(plan.output):
         for benchmark in plan.stores():
@@ -304,10 +298,8 @@ def regrade(
 
 
 def stored_benchmarks(output: str | Path) -> list[Benchmark]:
-    """
-    The benchmarks that a run holds, with the answers it stored and without the problems' texts: those of its
-    `results.json`, clean subsets included, and what was drawn besides.
-    """
+    """The benchmarks that a run holds, with the answers it stored and without the problems' texts: those of its
+    `results.json`, clean subsets included, and what was drawn besides."""
     folder = Path(output)
     reported = load_results(folder)["benchmarks"] if (folder / "results.json").is_file() else {}
     found = []
@@ -344,11 +336,9 @@ def load_results(run: str | Path) -> dict[str, Any]:
 
 
 def training_diagnostics(run: str | Path) -> dict[str, Any]:
-    """
-    What table "Generation diagnostics" takes from training: the budget, and the share of rollouts that hit the length
-    limit at the last step; of a folder with a result also the method, its budget and the seed. What was not logged is
-    `None`.
-    """
+    """What table "Generation diagnostics" takes from training: the budget, and the share of rollouts that hit the
+    length limit at the last step; of a folder with a result also the method, its budget and the seed. What was not
+    logged is `None`."""
     folder = Path(run)
     states = [*folder.glob("trainer_state.json"), *folder.glob("checkpoint-*/trainer_state.json")]
     if not states:

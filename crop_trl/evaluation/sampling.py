@@ -46,10 +46,8 @@ SETTINGS = {"A": {"enable_thinking": True}, "B": {"enable_thinking": False}}
 
 @dataclass(frozen=True)
 class Response:
-    """
-    A response as it came: text with its thinking part, number of tokens (`None` where a server does not tell it),
-    whether the length limit ended it.
-    """
+    """A response as it came: text with its thinking part, number of tokens (`None` where a server does not tell it),
+    whether the length limit ended it."""
 
     text: str
     tokens: int | None
@@ -234,10 +232,8 @@ class ServerSampler:
             raise ValueError(f"`--server_url` {url!r} serves {', '.join(served[:5])}, not `--model` {model!r}.")
 
     def sample(self, prompts: Sequence[str], seeds: Sequence[int], done: Done) -> None:
-        """
-        See [`Sampler`]. A request that fails for good stops further ones; those in flight are waited for and saved,
-        then the failure is raised.
-        """
+        """See [`Sampler`]. A request that fails for good stops further ones; those in flight are waited for and saved,
+        then the failure is raised."""
         pairs = list(zip(prompts, seeds, strict=True))
         todo: queue.SimpleQueue[int] = queue.SimpleQueue()
         for index in range(len(pairs)):

@@ -60,10 +60,8 @@ class Store:
         return found
 
     def append(self, generations: Iterable[Generation]) -> None:
-        """
-        Add generations; they are on disk when this returns. Only the first call binds the folder to the settings: a run
-        that fails before its first response leaves it free.
-        """
+        """Add generations; they are on disk when this returns. Only the first call binds the folder to the settings: a
+        run that fails before its first response leaves it free."""
         try:
             if self._file is None:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -107,13 +105,11 @@ def stored_names(folder: str | Path) -> list[str]:
 def pending_chunks(
     benchmark: Benchmark, done: Iterable[tuple[str, int]], size: int, independent: bool = False
 ) -> list[list[tuple[int, int]]]:
-    """
-    What is left to generate, as (index of the problem, sample) in chunks of `size`.
+    """What is left to generate, as (index of the problem, sample) in chunks of `size`.
 
     Where responses are `independent` these are full. Else chunks are cut from the whole list, sample after sample, so
     that one holds a sample of each of its problems, and those with anything missing come whole. A chunk is then the
-    same whether the run was interrupted or not: with a seed of its own it gives the same responses.
-    """
+    same whether the run was interrupted or not: with a seed of its own it gives the same responses."""
     done = set(done)
     if independent:
         samples = range(benchmark.samples)

@@ -73,12 +73,10 @@ def topk_entropy(p) -> torch.Tensor:
 
 
 def topk_forward_kl(teacher, student, floor: float = 1e-8) -> torch.Tensor:
-    """
-    KL(teacher || student) on the union support, in nats.
+    """KL(teacher || student) on the union support, in nats.
 
     Both sides' masses are floored at `floor` and renormalised over the union, so ids that only one side returned keep
-    the divergence finite (a decision that the paper leaves open). Shape `[B, T]`.
-    """
+    the divergence finite (a decision that the paper leaves open). Shape `[B, T]`."""
     teacher_probs, student_probs = _working(teacher.logprobs).exp(), _working(student.logprobs).exp()
     student_on_teacher, _ = _mass_at(teacher.token_ids, student.token_ids, student_probs)
     _, on_both = _mass_at(student.token_ids, teacher.token_ids, teacher_probs)
@@ -137,15 +135,13 @@ TARGET_DIVERGENCES = {"forward": _forward, "reverse": _reverse, "jsd": _jensen_s
 
 
 def target_divergence(teacher_logprobs: torch.Tensor, student_logprobs: torch.Tensor, kind: str) -> torch.Tensor:
-    """
-    Divergence between teacher and student on the teacher's K entries and one more category for all others, `[...]` in
-    nats, with gradient to the student: `forward` is KL(teacher || student), `reverse` KL(student || teacher), `jsd`
+    """Divergence between teacher and student on the teacher's K entries and one more category for all others, `[...]`
+    in nats, with gradient to the student: `forward` is KL(teacher || student), `reverse` KL(student || teacher), `jsd`
     their Jensen-Shannon divergence.
 
     `student_logprobs` `[..., K + 1]` are of the teacher's entries and, last, of all others. Those that the student's
     head does not have are huge negative numbers there: the teacher's mass on them joins the others. The teacher's rest
-    is 1 minus its K probabilities, and no less than that is rounded by where its logarithm is taken.
-    """
+    is 1 minus its K probabilities, and no less than that is rounded by where its logarithm is taken."""
     log_p, log_q = _working(teacher_logprobs), _working(student_logprobs)
     absent = log_q < -1e29
     p = log_p.exp().masked_fill(absent[..., :-1], 0.0)

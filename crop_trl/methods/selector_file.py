@@ -9,10 +9,8 @@ from .table import METHODS, Method
 
 
 def register_selector(spec: str) -> tuple[str, str]:
-    """
-    Add what `FILE:NAME` defines, a [`Method`] or a function `(signals, ctx)` that scores tokens, to the table of
-    methods; returns its name there and the SHA-256 of the file. Raises `ValueError`.
-    """
+    """Add what `FILE:NAME` defines, a [`Method`] or a function `(signals, ctx)` that scores tokens, to the table of
+    methods; returns its name there and the SHA-256 of the file. Raises `ValueError`."""
     file, _, name = spec.rpartition(":")
     if not file or not name:
         raise ValueError(f"`selector` {spec!r} is not FILE:NAME, for example mine.py:surprise.")

@@ -10,10 +10,8 @@ def decoder_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def compile_layers(model: torch.nn.Module) -> None:
-    """
-    Compile the decoder layers of a model, in place: one graph for all of them and for every length. Layer by layer, so
-    that checkpointing, names and weights stay what they were. Raises `ValueError` where none is found.
-    """
+    """Compile the decoder layers of a model, in place: one graph for all of them and for every length. Layer by layer,
+    so that checkpointing, names and weights stay what they were. Raises `ValueError` where none is found."""
     layers = decoder_layers(model)
     if not layers:
         raise ValueError(

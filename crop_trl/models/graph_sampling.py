@@ -23,10 +23,8 @@ def base_of(model) -> PreTrainedModel:
 
 
 def _attention(module, query, key, value, attention_mask, scaling=None, softcap=None, s_aux=None, **kwargs):
-    """
-    SDPA over keys that several query heads share: they are queries of one head, so that no key is copied. Shapes:
-    query [B, H, T, D], key and value [B, G, L, D], mask [B, 1, T, L].
-    """
+    """SDPA over keys that several query heads share: they are queries of one head, so that no key is copied. Shapes:
+    query [B, H, T, D], key and value [B, G, L, D], mask [B, 1, T, L]."""
     if softcap is not None or s_aux is not None:
         raise ValueError("`use_cuda_graphs` knows plain attention only; leave it off for this student.")
     batch, heads, length, width = query.shape
@@ -115,10 +113,8 @@ class GraphSampler:
     def generate(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, generation_config: GenerationConfig, **kwargs
     ) -> torch.Tensor:
-        """
-        As [`~transformers.GenerationMixin.generate`] with `do_sample`: prompts `[B, P]`, padded on the left, and
-        responses, padded on the right, `[B, P + N]`.
-        """
+        """As [`~transformers.GenerationMixin.generate`] with `do_sample`: prompts `[B, P]`, padded on the left, and
+        responses, padded on the right, `[B, P + N]`."""
         model = self._sync()
         rows, width = input_ids.shape
         config = generation_config

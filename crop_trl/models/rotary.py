@@ -6,10 +6,8 @@ import torch
 
 
 def restore_rotary_frequencies(model: torch.nn.Module) -> None:
-    """
-    Give rotary embeddings (`inv_freq`, made from `config` alone) their frequencies in fp32; warns where they were
-    rounded.
-    """
+    """Give rotary embeddings (`inv_freq`, made from `config` alone) their frequencies in fp32; warns where they were
+    rounded."""
     rounded = False
     for module in model.modules():
         names = [name for name, _ in module.named_buffers(recurse=False) if name.endswith("inv_freq")]

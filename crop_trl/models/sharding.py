@@ -48,10 +48,8 @@ def is_sharded(accelerator: Accelerator) -> bool:
 
 
 def keep_full_outputs(accelerator: Accelerator) -> None:
-    """
-    Make FSDP2 leave the type of outputs alone, which it would round to bf16, and sum gradients in fp32; before
-    wrapping.
-    """
+    """Make FSDP2 leave the type of outputs alone, which it would round to bf16, and sum gradients in fp32; before
+    wrapping."""
     plugin = getattr(accelerator.state, "fsdp_plugin", None)
     policy = getattr(plugin, "mixed_precision_policy", None)
     if isinstance(policy, MixedPrecisionPolicy):
@@ -64,10 +62,8 @@ def keep_full_outputs(accelerator: Accelerator) -> None:
 
 
 def gather_by_layer(model: torch.nn.Module, accelerator: Accelerator) -> None:
-    """
-    Make ZeRO-3 gather a decoder layer's weights at once, before it wraps the model; nothing under anything else. Not
-    for an adapter's student: where some weights of a layer are frozen, DeepSpeed drops some that backward needs.
-    """
+    """Make ZeRO-3 gather a decoder layer's weights at once, before it wraps the model; nothing under anything else. Not
+    for an adapter's student: where some weights of a layer are frozen, DeepSpeed drops some that backward needs."""
     kinds = {type(layer) for layer in decoder_layers(model)}
     alike = len({parameter.requires_grad for parameter in model.parameters()}) == 1
     if kinds and alike and DistributedBackend(accelerator).is_zero3:
@@ -78,9 +74,8 @@ def gather_by_layer(model: torch.nn.Module, accelerator: Accelerator) -> None:
 
 @contextmanager
 def load_whole() -> Iterator[None]:
-    """
-    Let `from_pretrained` give every process all weights, which ZeRO-3 would split and FSDP read in the first alone.
-    """
+    """Let `from_pretrained` give every process all weights, which ZeRO-3 would split and FSDP read in the first
+    alone."""
     reference = hf_deepspeed._hf_deepspeed_config_weak_ref
     config = None if reference is None else reference()
     hf_deepspeed.unset_hf_deepspeed_config()

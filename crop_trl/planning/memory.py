@@ -193,10 +193,8 @@ def settings_from(
     gpu_gib: float = 80.0,
     mean_tokens: int | None = None,
 ) -> MemorySettings:
-    """
-    The part of a run's settings (of a YAML file, or a config's `vars`) that memory depends on, sequences a third of the
-    longest by default. Raises `ValueError` for what a run would refuse.
-    """
+    """The part of a run's settings (of a YAML file, or a config's `vars`) that memory depends on, sequences a third of
+    the longest by default. Raises `ValueError` for what a run would refuse."""
 
     def get(name):
         value = given.get(name)

@@ -20,13 +20,11 @@ def _accumulate(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
 
 
 class EntriesInTiles(torch.autograd.Function):
-    """
-    Of logits `[N, V]` that never exist as a whole: those of `targets [N]` and `ids [N, K]`, the log of the summed
+    """Of logits `[N, V]` that never exist as a whole: those of `targets [N]` and `ids [N, K]`, the log of the summed
     exponentials of all but `ids`, and the mean logit under the softmax of these (without gradient).
 
     The rest is summed and not what is left over 1: where the K entries hold nearly everything, the difference would be
-    rounding. An id beyond the head counts as [`ABSENT`].
-    """
+    rounding. An id beyond the head counts as [`ABSENT`]."""
 
     @staticmethod
     def forward(ctx, hidden, weight, bias, targets, ids, softcap, scale):

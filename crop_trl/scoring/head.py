@@ -14,10 +14,8 @@ from .projection import backbone_of, projection_of
 
 @dataclass
 class TokenHeadOutput(ModelOutput):
-    """
-    What a patched model returns for the N chosen positions: top K or, with gradient, the entropy beside
-    log-probabilities, and those of given ids.
-    """
+    """What a patched model returns for the N chosen positions: top K or, with gradient, the entropy beside
+    log-probabilities, and those of given ids."""
 
     logprobs: torch.Tensor | None = None  # [N], of each target (nats, fp32)
     entropy: torch.Tensor | None = None  # [N], of the full distribution (nats)
@@ -38,16 +36,14 @@ def has_token_head(model) -> bool:
 
 
 def add_token_head(model: PreTrainedModel) -> None:
-    """
-    Teach `model` to project chosen positions; its ordinary forward, and so `generate`, stay as they were.
+    """Teach `model` to project chosen positions; its ordinary forward, and so `generate`, stay as they were.
 
     Called with `head_positions [N]` (flat indices into `[R * L]`) and `head_targets [N]` it runs the backbone on
     `input_ids [R, L]`, gathers those hidden states, and returns a [`TokenHeadOutput`]. Without `top_k`, log-probs and
     entropy carry gradient and only the chosen positions are ever projected, forward or backward, on any device. With
     `top_k` the K most likely entries are returned, without gradient; `as_trained` rounds them as the pass without it
     does. `head_ids [n, K]` asks for the log-probabilities of these ids too, at the first n positions, with gradient.
-    Patching twice changes nothing.
-    """
+    Patching twice changes nothing."""
     if has_token_head(model):
         return
     # Not the bound method: a copy of the model must run its own weights.

@@ -16,10 +16,8 @@ def padded_length(length: int, pad_to_multiple_of: int = 1) -> int:
 
 
 def group_by_length(lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
-    """
-    Indices of batches of at most `tokens_per_batch` tokens, longest first, cut in order of length with the least
-    padding, where each further batch counts as much as 512 tokens.
-    """
+    """Indices of batches of at most `tokens_per_batch` tokens, longest first, cut in order of length with the least
+    padding, where each further batch counts as much as 512 tokens."""
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     # cost[n]: cheapest way to cut the n longest; starts[n]: where its last batch begins.
     cost, starts = [0], [0]
@@ -43,10 +41,8 @@ def group_by_length(lengths: Sequence[int], tokens_per_batch: int) -> list[list[
 
 
 def split_balanced(lengths: Sequence[int], num_batches: int) -> list[list[int]]:
-    """
-    Indices of exactly `num_batches` non-empty batches of similar length, longest first, the largest as small as
-    possible. Raises `ValueError` for fewer sequences than batches.
-    """
+    """Indices of exactly `num_batches` non-empty batches of similar length, longest first, the largest as small as
+    possible. Raises `ValueError` for fewer sequences than batches."""
     if len(lengths) < num_batches:
         raise ValueError(f"Cannot cut {len(lengths)} sequences into {num_batches} non-empty batches.")
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
@@ -113,13 +109,11 @@ def pack(
     pad_to_multiple_of: int = 1,
     ends: Sequence[int] = (),
 ) -> PackedBatch:
-    """
-    Lay out some of the sequences, on the CPU; of their responses, `keep` `[B, T]` says what to project, by default all.
-    A response whose last token is one of `ends`, two or more, has stopped there: the others are projected too.
+    """Lay out some of the sequences, on the CPU; of their responses, `keep` `[B, T]` says what to project, by default
+    all. A response whose last token is one of `ends`, two or more, has stopped there: the others are projected too.
 
     Lengths alone say what is padding, so a pad token that is also the EOS token is kept. Raises `ValueError` for a
-    prompt without tokens, whose first response token nothing predicts.
-    """
+    prompt without tokens, whose first response token nothing predicts."""
     lengths = [len(prompt_ids[i]) + len(completion_ids[i]) for i in rows]
     width = padded_length(max(lengths, default=0), pad_to_multiple_of)
     input_ids = torch.full((len(rows), width), pad_token_id, dtype=torch.long)

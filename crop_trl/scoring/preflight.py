@@ -48,11 +48,9 @@ def run_preflight(
     student_ends: Iterable[int] | None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> PreflightReport:
-    """
-    Check a teacher on one row, in two calls of `score`, and warn when it ends a response otherwise than `student_ends`.
-    Raises `ValueError` for prompts rendered unlike the original, fewer entries than K, scores that are not finite, or
-    that depend on what else is in the batch.
-    """
+    """Check a teacher on one row, in two calls of `score`, and warn when it ends a response otherwise than
+    `student_ends`. Raises `ValueError` for prompts rendered unlike the original, fewer entries than K, scores that are
+    not finite, or that depend on what else is in the batch."""
     prompts = {kind: tokenize_variants([row], kind, tokenize)[0] for kind in kinds}
     suffix = generation_suffix(tokenizer, row["prompt"], **(chat_template_kwargs or {}))
     for kind, several in prompts.items():

@@ -72,12 +72,11 @@ class _Round:
 
 
 class ServerScorer:
-    """
-    Scores fixed responses with the same `model` on the servers at `urls` (base addresses, with or without `/v1`).
+    """Scores fixed responses with the same `model` on the servers at `urls` (base addresses, with or without `/v1`).
 
     A request without an answer for `answer_timeout` seconds counts as failed, and `timeout` seconds without any success
-    end the run. The key is in `$TEACHER_API_KEY`. Raises `ValueError` for a server that is not there, or not the same.
-    """
+    end the run. The key is in `$TEACHER_API_KEY`. Raises `ValueError` for a server that is not there, or not the
+    same."""
 
     remedy = "start the server with --no-enable-prefix-caching"
 
@@ -174,10 +173,8 @@ class ServerScorer:
     # ---------------------------------------------------------------- scoring
 
     def score(self, prompt_ids: Sequence[Sequence[int]], completion_ids: Sequence[Sequence[int]]) -> TopKLogprobs:
-        """
-        See [`~crop_trl.scoring.local.LocalScorer.score`]. Raises `ValueError` for an answer to something else, naming
-        row and position, and [`TeacherServerError`] when no server answered for `timeout` seconds.
-        """
+        """See [`~crop_trl.scoring.local.LocalScorer.score`]. Raises `ValueError` for an answer to something else,
+        naming row and position, and [`TeacherServerError`] when no server answered for `timeout` seconds."""
         if len(prompt_ids) != len(completion_ids):
             raise ValueError(f"Got {len(prompt_ids)} prompts for {len(completion_ids)} completions.")
         for row, prompt in enumerate(prompt_ids):

@@ -38,10 +38,8 @@ def parse_address(url: str) -> urllib3.util.Url:
 
 
 class Server:
-    """
-    One server: what it serves (`root`) under which name (`model`), since when it fails, and until when it asked to be
-    left alone, in monotonic time.
-    """
+    """One server: what it serves (`root`) under which name (`model`), since when it fails, and until when it asked to
+    be left alone, in monotonic time."""
 
     def __init__(self, url: str, http: urllib3.PoolManager):
         parsed = parse_address(url)

@@ -57,11 +57,9 @@ def collect_signals(
     top_k: int | None = None,
     teachers: Sequence[str] | None = None,
 ) -> Signals:
-    """
-    Score the responses after every prompt that is asked for, all of one scorer in a single call. A row with fewer
+    """Score the responses after every prompt that is asked for, all of one scorer in a single call. A row with fewer
     prompts of a kind has an invalid mask in the later variants; `negative` is averaged. What a scorer returns beyond
-    `top_k` entries is left out. `teachers` has the name of each row's own, where there are several.
-    """
+    `top_k` entries is left out. `teachers` has the name of each row's own, where there are several."""
     batch, longest = len(completion_ids), max(map(len, completion_ids), default=0)
     own = [TEACHER] * batch if teachers is None else teachers
     jobs: dict[str, list[tuple[str, int, list[int]]]] = {}

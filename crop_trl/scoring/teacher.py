@@ -78,10 +78,8 @@ def make_teacher(
     accelerator: Accelerator,
     end_token_id: int | None = None,
 ) -> Scorer:
-    """
-    The scorer of a teacher: of a model, of one that is loaded from a path, or the scorer that is given; `end_token_id`
-    is that of its tokenizer.
-    """
+    """The scorer of a teacher: of a model, of one that is loaded from a path, or the scorer that is given;
+    `end_token_id` is that of its tokenizer."""
     sharded, num_tokens = args.teacher_placement == "sharded", len(tokenizer)
     if isinstance(teacher, str):
         init_kwargs = {

@@ -61,11 +61,9 @@ def _topk_in_chunks(logits: torch.Tensor, maxima: torch.Tensor, k: int) -> tuple
 
 
 def tile_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """
-    Log-normaliser `[N, 1]` of fp32 logits `[N, V]`, the K largest of each row `[N, K]`, falling, and their ids.
+    """Log-normaliser `[N, 1]` of fp32 logits `[N, V]`, the K largest of each row `[N, K]`, falling, and their ids.
 
-    Which of several equal logits come last into the K is not specified.
-    """
+    Which of several equal logits come last into the K is not specified."""
     # Where the K chunks would be most of the row, there is nothing to gain.
     if triton is None or not logits.is_cuda or 2 * k * _CHUNK > logits.size(1) or logits.stride(1) != 1:
         values, indices = logits.topk(k, dim=-1)

@@ -13,9 +13,8 @@ _CPU_TILE_ELEMENTS = 2**24
 
 
 def head_transform(config) -> tuple[float | None, float]:
-    """
-    `(softcap, scale)`: a model makes `z = head(h) * scale`, then `softcap * tanh(z / softcap)` unless it is `None`.
-    """
+    """`(softcap, scale)`: a model makes `z = head(h) * scale`, then `softcap * tanh(z / softcap)` unless it is
+    `None`."""
     text = config.get_text_config()
     softcap = getattr(text, "final_logit_softcapping", None)
     for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
@@ -62,12 +61,11 @@ def topk_projection(
     as_trained: bool = False,
     tile_elements: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """
-    Project hidden states onto the vocabulary, a tile of rows at a time, and keep what scoring needs.
+    """Project hidden states onto the vocabulary, a tile of rows at a time, and keep what scoring needs.
 
     `as_trained` rounds logits to the type of `hidden`, as the training pass does, where they could be had in fp32.
-    Shapes: hidden `[N, H]`, weight `[V, H]`, bias `[V]`, target_ids `[N]`; for what is returned see [`topk_in_tiles`].
-    """
+    Shapes: hidden `[N, H]`, weight `[V, H]`, bias `[V]`, target_ids `[N]`; for what is returned see
+    [`topk_in_tiles`]."""
     weight = weight.to(hidden.dtype)
 
     def logits(rows: torch.Tensor) -> torch.Tensor:
@@ -92,12 +90,10 @@ def topk_in_tiles(
     top_k: int,
     tile_elements: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """
-    The K most likely tokens after each of N hidden states, whose fp32 logits a function makes.
+    """The K most likely tokens after each of N hidden states, whose fp32 logits a function makes.
 
     Peak memory is a few tiles, whatever the number of positions: the `[N, V]` logits never exist. Returned are token
-    ids `[N, K]` (int32), their log-probabilities `[N, K]` and those of the targets `[N]` (fp32), K = min(top_k, V).
-    """
+    ids `[N, K]` (int32), their log-probabilities `[N, K]` and those of the targets `[N]` (fp32), K = min(top_k, V)."""
     n, k = hidden.size(0), min(top_k, vocab)
     token_ids = torch.empty((n, k), dtype=torch.int32, device=hidden.device)
     logprobs = torch.empty((n, k), dtype=torch.float32, device=hidden.device)

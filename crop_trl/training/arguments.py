@@ -34,10 +34,9 @@ def check_order(teacher, reward_funcs) -> None:
 
 
 def name_teachers(model, teacher, args, peft_config) -> dict[str, tuple[Any, CROPConfig]]:
-    """
-    What each teacher is made of, by name, and the configuration as it is for it: a path, a model, a scorer, or `None`
-    on a server and where it has the student's own weights. Raises `ValueError` where there is nothing, or too much.
-    """
+    """What each teacher is made of, by name, and the configuration as it is for it: a path, a model, a scorer, or
+    `None` on a server and where it has the student's own weights. Raises `ValueError` where there is nothing, or too
+    much."""
     if not isinstance(args, CROPConfig):
         raise ValueError(f"`args` must be a CROPConfig, got {type(args).__name__}; it takes the same fields and more.")
     if isinstance(teacher, Mapping) and not args.teachers:

@@ -85,10 +85,8 @@ def teacher_of(row: Mapping[str, Any], teachers: Sequence[str]) -> str:
 
 
 class RowCheck:
-    """
-    Which rows can be trained on, batch by batch, and why the others left: `dropped`, reason -> number. The limit is on
-    the kinds of prompt in `limited`, by default all that a row has. With several `teachers` a row names its own.
-    """
+    """Which rows can be trained on, batch by batch, and why the others left: `dropped`, reason -> number. The limit is
+    on the kinds of prompt in `limited`, by default all that a row has. With several `teachers` a row names its own."""
 
     def __init__(
         self,
@@ -187,11 +185,9 @@ def prepare_prompts(
     tools: list | None = None,
     teachers: Sequence[str] = (TEACHER,),
 ):
-    """
-    Leave out rows that lack a prompt which the method reads, or have one of more than `max_prompt_length` tokens, of
+    """Leave out rows that lack a prompt which the method reads, or have one of more than `max_prompt_length` tokens, of
     any kind (of `max_prompt_length_kinds`): all methods train on the same rows. Raises `ValueError` for what cannot be
-    trained on.
-    """
+    trained on."""
     needs = get_method(args.method).needs
     kinds = prompt_kinds(needs)
     own_teacher = len(teachers) > 1 and any(split_signal(need)[0] == TEACHER for need in needs)
@@ -240,10 +236,8 @@ def _fitting(dataset, check: RowCheck, talk: bool, progress: bool):
 
 
 def tokenizer_of(model, processing_class, setting: str, trust_remote_code: bool = False, revision: str | None = None):
-    """
-    The tokenizer of a path or a model, or `None` when nothing tells. Raises `ValueError`, naming `setting`, for a path
-    without.
-    """
+    """The tokenizer of a path or a model, or `None` when nothing tells. Raises `ValueError`, naming `setting`, for a
+    path without."""
     if processing_class is not None:
         return processing_class
     argument = f"{'teacher_' * setting.startswith('teacher_')}processing_class"
@@ -263,10 +257,8 @@ def tokenizer_of(model, processing_class, setting: str, trust_remote_code: bool 
 def check_same_tokenizer(
     student, teacher, processing_class=None, trust_remote_code: bool = False, revision: str | None = None
 ) -> int | None:
-    """
-    Raise `ValueError`, naming a token, unless every id means the same to student and teacher; a scorer is believed.
-    Returned is the end token of the teacher's tokenizer, where there is one.
-    """
+    """Raise `ValueError`, naming a token, unless every id means the same to student and teacher; a scorer is believed.
+    Returned is the end token of the teacher's tokenizer, where there is one."""
     if student is None or not isinstance(teacher, (str, PreTrainedModel)):
         return None
     theirs = tokenizer_of(teacher, processing_class, "teacher_model_name_or_path", trust_remote_code, revision)

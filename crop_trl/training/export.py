@@ -60,12 +60,10 @@ class SelectionExport(RolloutCallback):
 
 
 def write_rollout(rollout: RolloutRecord, path: str | Path, settings: dict) -> None:
-    """
-    Write one batch of rollouts, whole or not at all: the text of each kind of prompt, `step`, `row` (place in the
+    """Write one batch of rollouts, whole or not at all: the text of each kind of prompt, `step`, `row` (place in the
     global batch), `row/answer` and `row/solution` where rows have them, `advantage` and a `reward/NAME` for each reward
     function, and lists with one element per response token: `token_ids`, `loss_mask`, `kept`, `score` and every measure
-    (half precision, cut off at +-65504). `settings` go to the file's metadata.
-    """
+    (half precision, cut off at +-65504). `settings` go to the file's metadata."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -28,9 +28,8 @@ def opd_terms(
     divergence: torch.Tensor | None = None,
     teacher_advantages: torch.Tensor | None = None,
 ) -> LossTerms:
-    """
-    Terms of the loss for each token (equation "crop-loss"): `max(-r A, -clip(r, 1 - epsilon_low, 1 + epsilon_high) A)`
-    with `r = exp(log S - log S_old)` and `A = w * (A_base + lambda_opd * (log T - log S_old))`. `delta` bounds the
+    """Terms of the loss for each token (equation "crop-loss"): `max(-r A, -clip(r, 1 - epsilon_low, 1 + epsilon_high)
+    A)` with `r = exp(log S - log S_old)` and `A = w * (A_base + lambda_opd * (log T - log S_old))`. `delta` bounds the
     first r, which nothing else does where A is negative (GRPO's two-sided clipping). `teacher_advantages` take the
     place of `log T - log S_old`.
 
@@ -38,8 +37,7 @@ def opd_terms(
     part of the advantage: `A = w * A_base`, and `w * lambda_opd * divergence` is added, without ratio or clip.
 
     All tensors are of one shape, flat over tokens or `[B, T]`; see [`sampled_opd_loss`] for what they are. Gradient
-    flows through `logprobs` and `divergence` alone.
-    """
+    flows through `logprobs` and `divergence` alone."""
     weights = torch.ones_like(logprobs) if weights is None else weights.detach()
     added = teacher_logprobs - old_logprobs if teacher_advantages is None else teacher_advantages
     added = 0.0 if divergence is not None else added.detach()

@@ -18,12 +18,10 @@ _SETTINGS = (
 
 
 class PromptSampler(Sampler):
-    """
-    GRPO's sampler, with an order that follows from the seed and the number of the epoch (from 0) alone.
+    """GRPO's sampler, with an order that follows from the seed and the number of the epoch (from 0) alone.
 
     A generator that goes on from epoch to epoch would give a run that resumes in the third the order of the first.
-    `dropped` is how many places were passed over without a step: all that follows moves up, across epochs.
-    """
+    `dropped` is how many places were passed over without a step: all that follows moves up, across epochs."""
 
     def __init__(self, sampler: RepeatSampler, epoch: Callable[[], int], dropped: Callable[[], int]):
         self.sampler, self.epoch, self.dropped = sampler, epoch, dropped

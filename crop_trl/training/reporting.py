@@ -56,10 +56,8 @@ def histograms(rollout: RolloutRecord) -> dict[str, np.ndarray]:
 
 @dataclass(frozen=True)
 class ExampleResponse:
-    """
-    One response for reading: decoded tokens, which of them are kept (`None`: the student did not write it), and the
-    scores that ranked them.
-    """
+    """One response for reading: decoded tokens, which of them are kept (`None`: the student did not write it), and the
+    scores that ranked them."""
 
     prompt: str
     pieces: list[str]
@@ -203,11 +201,9 @@ def feeds_logged_step(args, state, step: int) -> bool:
 
 
 class PanelReports(RunReports):
-    """
-    Weights & Biases and trackio: logged objects are panels, made by classes of the same names in both packages.
+    """Weights & Biases and trackio: logged objects are panels, made by classes of the same names in both packages.
 
-    Subclasses have `_package`, the imported one while a run of it is open; `log`; and `response_panels` by name.
-    """
+    Subclasses have `_package`, the imported one while a run of it is open; `log`; and `response_panels` by name."""
 
     def send_card(self, card, step):
         self._package.config.update({**self.settings, "method_card": dict(card)}, allow_val_change=True)

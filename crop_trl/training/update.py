@@ -103,10 +103,8 @@ def cut_rollout(
     layout: Mapping[str, Any],
     reduce: Callable[[torch.Tensor], torch.Tensor],
 ) -> list[MicroBatch]:
-    """
-    Cut a rollout batch into the micro-batches of its `windows` steps, as many on every process; `reduce` sums over
-    processes.
-    """
+    """Cut a rollout batch into the micro-batches of its `windows` steps, as many on every process; `reduce` sums over
+    processes."""
     keep = rollout.selection.mask.cpu()
     lengths = rollout.lengths
     order = torch.randperm(len(lengths)) if windows > 1 else torch.arange(len(lengths))

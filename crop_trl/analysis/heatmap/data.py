@@ -40,14 +40,13 @@ CROP_STYLES = {
 
 @dataclass
 class ResponseHeatmap:
-    """
-    One response, ready to be drawn.
+    """One response, ready to be drawn.
 
     `tokens` are decoded pieces which, joined, are the response. Each of `rows` has a value for each token; what stands
     before a colon in its label is its short name, values that are not finite are drawn as missing, and a long response
     is centred on the peak of the last row. `scorer` is whose predictions the rows compare, for the explanation;
-    `styles` are by label. Raises `ValueError` when there is no token or no row, or one is not as long as the response.
-    """
+    `styles` are by label. Raises `ValueError` when there is no token or no row, or one is not as long as the
+    response."""
 
     tokens: list[str]
     rows: dict[str, Sequence[float]]

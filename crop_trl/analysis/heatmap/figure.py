@@ -24,9 +24,8 @@ REWORDED, CHANGED = "#fdd9b5", "#b9d5ee"
 
 
 def save_png(heatmap: ResponseHeatmap, path) -> None:
-    """
-    Draw a heat map for print: all of a short response, else the close-up round its peak, with an overview of the whole.
-    """
+    """Draw a heat map for print: all of a short response, else the close-up round its peak, with an overview of the
+    whole."""
     figure = new_figure(WIDTH, 1.0, layout=None)
     page = Page(figure, figure.canvas.get_renderer())
     _draw(page, heatmap)

@@ -41,12 +41,10 @@ MAX_DIGITS = 2000
 
 
 def exact_number(text: str) -> Fraction | None:
-    """
-    The rational number that a normalised text spells, or `None`.
+    """The rational number that a normalised text spells, or `None`.
 
     Reads integers (also grouped by commas or spaces), decimals, repeating decimals, fractions, mixed numbers and powers
-    of ten. Nothing is rounded: 0.333 is not a third.
-    """
+    of ten. Nothing is rounded: 0.333 is not a third."""
     text = text.strip()
     if len(text) > MAX_DIGITS:
         return None

@@ -51,10 +51,8 @@ def _boxes(text: str) -> list[tuple[int, int, str]] | None:
 
 
 def _answers(text: str) -> list[str]:
-    """
-    The final answer, in the boxes that give it: the last one after the thinking part, and those before it with no word
-    between that would take them back (`\\boxed{1} and \\boxed{2}`). None where that box is empty or not closed.
-    """
+    """The final answer, in the boxes that give it: the last one after the thinking part, and those before it with no
+    word between that would take them back (`\\boxed{1} and \\boxed{2}`). None where that box is empty or not closed."""
     text = after_thinking(text) if isinstance(text, str) else None
     boxes = (_boxes(text) if text is not None else None) or []
     found = [_bare(boxes[-1][2])] if boxes else []
@@ -205,12 +203,10 @@ CALL_SECONDS, PAIR_SECONDS = 30.0, 0.1
 
 
 def grade_many(predictions: Iterable[Any], golds: Iterable[Any]) -> list[bool | None]:
-    """
-    [`grade`] for pairs, as many at a time as there are worker processes; verdicts in the order given.
+    """[`grade`] for pairs, as many at a time as there are worker processes; verdicts in the order given.
 
     `None` stands where there is no verdict: the workers died or stalled, or the time for the whole call ran out. A
-    warning counts them, and asking again grades them.
-    """
+    warning counts them, and asking again grades them."""
     pairs = list(zip(predictions, golds, strict=True))
     size = shared_pool().size
     budget = Budget(size * (CALL_SECONDS + PAIR_SECONDS * len(pairs)))

@@ -47,10 +47,8 @@ def crop_entropy_score(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
 
 
 def importance_weight(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
-    """
-    Weights that fall from `iw_max_weight` to 1 as the share of the response's discrepancy already passed grows:
-    `1 + (w_max - 1)(1 - F)`, F the mass of |log T - log S_old| strictly before a token over the total.
-    """
+    """Weights that fall from `iw_max_weight` to 1 as the share of the response's discrepancy already passed grows: `1 +
+    (w_max - 1)(1 - F)`, F the mass of |log T - log S_old| strictly before a token over the total."""
     gap = signals["teacher/original"].sampled_logprobs - signals["student/original"].sampled_logprobs
     gap = torch.where(ctx.loss_mask, gap.abs(), torch.zeros_like(gap))
     before = gap.cumsum(-1) - gap
@@ -61,14 +59,12 @@ def importance_weight(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
 
 
 def overlap_weight(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
-    """
-    Weights that fall along a response: by `drop` for each token so far at which student and teacher share less than
+    """Weights that fall along a response: by `drop` for each token so far at which student and teacher share less than
     `overlap` of their K likeliest ids, from `base` + 1 down to `base`.
 
     Prune-OPD (arXiv 2605.07804), `prune_opd.py` in the authors' commit, as a fork has it; settings of their scripts.
     Their advantage is one of the K entries, here it is that of the sampled token. What the method does to the length of
-    responses is left out.
-    """
+    responses is left out."""
     own = ctx.method_settings
     overlap = topk_overlap(signals["student/original"], signals["teacher/original"])
     ctx.measures["overlap"] = overlap
@@ -77,12 +73,10 @@ def overlap_weight(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
 
 
 def likely_responses(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
-    """
-    All responses but the share `dropped` that the teacher finds least likely, by the mean over their tokens.
+    """All responses but the share `dropped` that the teacher finds least likely, by the mean over their tokens.
 
     FiRe-OPD (arXiv 2606.02684), `dp_actor.py` of YuYingLi0/FiRe-OPD. There the quantile is that of a micro-batch on one
-    process; here of the batch of all processes.
-    """
+    process; here of the batch of all processes."""
     teacher = torch.where(ctx.loss_mask, signals["teacher/original"].sampled_logprobs.double(), 0.0)
     count = ctx.loss_mask.sum(-1, keepdim=True)
     mean = teacher.sum(-1, keepdim=True) / count.clamp(min=1)
@@ -93,13 +87,11 @@ def likely_responses(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
 
 
 def confidence_weight(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
-    """
-    Weights by how sure the teacher is and how unsure the student: `(1 + alpha (1 - H_T / max H_T)) (1 + beta H_S / max
-    H_S)`, with a mean of 1 over the batch.
+    """Weights by how sure the teacher is and how unsure the student: `(1 + alpha (1 - H_T / max H_T)) (1 + beta H_S /
+    max H_S)`, with a mean of 1 over the batch.
 
     FiRe-OPD (arXiv 2606.02684), `dp_actor.py` of YuYingLi0/FiRe-OPD. Maxima and mean are over the batch of all
-    processes, there over a micro-batch; entropies are of K entries and not of the vocabulary.
-    """
+    processes, there over a micro-batch; entropies are of K entries and not of the vocabulary."""
     own, shares = ctx.method_settings, []
     for reader in ("teacher", "student"):
         entropy = topk_entropy(signals[f"{reader}/original"])

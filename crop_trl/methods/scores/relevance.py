@@ -44,11 +44,10 @@ def surface_divergence(signals: Signals, ctx: SelectionContext, scorer: str = "t
 
 
 def crop_score(signals: Signals, ctx: SelectionContext, scorer: str = "teacher") -> torch.Tensor:
-    """
-    How much further a changed condition moves the distribution than a paraphrase does: JSD(P_o, P_c) - JSD(P_o, P_p).
+    """How much further a changed condition moves the distribution than a paraphrase does: JSD(P_o, P_c) - JSD(P_o,
+    P_p).
 
-    Equation "crop-score" of the paper; the mean over several counterfactuals.
-    """
+    Equation "crop-score" of the paper; the mean over several counterfactuals."""
     return semantic_divergence(signals, ctx, scorer) - surface_divergence(signals, ctx, scorer)
 
 
@@ -76,13 +75,11 @@ def negative_surface_divergence(signals: Signals, ctx: SelectionContext) -> torc
 
 
 def crop_weight(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
-    """
-    Soft weights by the CROP margin: `floor` for every token, and the rest of the weight in proportion to what lies
+    """Soft weights by the CROP margin: `floor` for every token, and the rest of the weight in proportion to what lies
     above 0 of its margin.
 
     Ours. The margins are scaled to [0, 1] by their quantiles over the batch, and the weights have a mean of 1 there, so
-    that the size of a step is that of training on every token.
-    """
+    that the size of a step is that of training on every token."""
     floor = ctx.method_settings["floor"]
     margin = quantile_normalize(crop_score(signals, ctx).clamp(min=0.0), ctx.loss_mask, gather=ctx.gather)
     mean = ctx.pooled(margin).mean()

@@ -17,13 +17,11 @@ def _reweighted(evidence: torch.Tensor, ctx: SelectionContext) -> torch.Tensor:
 
 
 def privileged_credit(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
-    """
-    The reward's advantage, more of it for tokens that a reader of the solution finds likelier where it is positive, and
-    less where it is negative.
+    """The reward's advantage, more of it for tokens that a reader of the solution finds likelier where it is positive,
+    and less where it is negative.
 
     RLSD (arXiv 2604.03128), `_build_stgca_advantages` of iie-ycx/RLSD. `decay_steps` is that of its script. There the
-    reader has the student's weights of at most 20 steps before; here those of `teacher_source`.
-    """
+    reader has the student's weights of at most 20 steps before; here those of `teacher_source`."""
     privileged, student = signals["teacher/privileged"], signals["student/original"]
     return _reweighted(privileged.sampled_logprobs - student.sampled_logprobs, ctx)
 
@@ -37,13 +35,11 @@ def _contrast(signals: Signals) -> torch.Tensor:
 
 
 def contrastive_credit(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
-    """
-    The reward's advantage, more of it for tokens that the right answer makes likelier than a wrong one where it is
+    """The reward's advantage, more of it for tokens that the right answer makes likelier than a wrong one where it is
     positive, and less where it is negative.
 
     CEPO (arXiv 2605.19436), `apply_cepo_weighting` of ahmedheakl/CEPO; the settings are those of its README. There the
-    wrong answer is that of a rejected response of the group; here the rows hold it, and several are averaged.
-    """
+    wrong answer is that of a rejected response of the group; here the rows hold it, and several are averaged."""
     return _reweighted(_contrast(signals), ctx)
 
 
@@ -55,22 +51,18 @@ def _modulation(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
 
 
 def modulated_credit(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
-    """
-    The reward's advantage, with `lambda tanh(e / tau)` added but never past zero; e says how much likelier the right
+    """The reward's advantage, with `lambda tanh(e / tau)` added but never past zero; e says how much likelier the right
     answer makes a token than wrong ones.
 
     RLCSD (arXiv 2606.11709), section on the method, with the settings of the paper. There the answers are those of
-    other responses of the group; here the rows hold them.
-    """
+    other responses of the group; here the rows hold them."""
     base = ctx.advantages[:, None]
     return base.sign() * (base.abs() + base.sign() * _modulation(signals, ctx)).clamp(min=0.0) - base
 
 
 def modulated_weight(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
-    """
-    Weights that make two means of the one over all kept tokens: of those that are left as they are, and `eta` times of
-    those to which something is added. As in RLCSD's code the means are over the batch.
-    """
+    """Weights that make two means of the one over all kept tokens: of those that are left as they are, and `eta` times
+    of those to which something is added. As in RLCSD's code the means are over the batch."""
     added = _modulation(signals, ctx)
     is_modulated = ctx.pooled(added, ctx.kept) != 0
     share = float(is_modulated.double().mean()) if is_modulated.numel() else 0.0
