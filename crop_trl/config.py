@@ -7,7 +7,6 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
-from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from trl import GRPOConfig
 
 from . import checks
@@ -200,19 +199,9 @@ class CROPConfig(GRPOConfig):
         if self.use_vllm and self.vllm_max_model_length is None and None not in limits:
             self.vllm_max_model_length = sum(limits)
         super().__post_init__()
-        for name in self.report_to:
-            if name not in INTEGRATION_TO_CALLBACK:
-                known = ", ".join(["none", "all", *INTEGRATION_TO_CALLBACK])
-                raise ValueError(f"`report_to` {name!r} is not known: choose one of {known}, or several with commas.")
         if self.pad_to_multiple_of is None:
             self.pad_to_multiple_of = 8 if self.compile_layers else 1
         checks.check_number("pad_to_multiple_of", self.pad_to_multiple_of, 1, whole=True)
-        for name in ("split_batches", "dispatch_batches"):
-            if getattr(self.accelerator_config, name):
-                raise ValueError(
-                    f"`accelerator_config` with `{name}` does not work here, each process loads and samples its own "
-                    "prompts; leave it out."
-                )
         checks.check_launch(self)
         checks.check_windows(self)
         if self.use_cuda_graphs:
@@ -328,7 +317,6 @@ class CROPConfig(GRPOConfig):
             with checks.told_of(name):
                 checks.check_teacher(vars(one))
                 checks.check_init_kwargs("teacher_init_kwargs", one.teacher_init_kwargs)
-        if isinstance(self.model_init_kwargs, dict):
-            checks.check_init_kwargs("model_init_kwargs", self.model_init_kwargs)
+        checks.check_init_kwargs("model_init_kwargs", self.model_init_kwargs)
         checks.check_fixed(vars(self))
         checks.warn_of_sampling(vars(self))

@@ -35,8 +35,7 @@ def check_local(source: str | Path | None, **of_hub: str | None) -> None:
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """A path to write to, which takes the place of `path` at the end of the block. Raises `OSError` with the file's
-    name."""
+    """A path to write to, which takes the place of `path` at the end of the block."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -179,8 +178,7 @@ def _read_csv(path: str | Path) -> list[dict[str, Any]]:
 
 @contextmanager
 def alone_in(lock_file: str | Path, where: str) -> Iterator[None]:
-    """Keep a second process out, kill -9 included; `where` is what the user set. Raises `InUseError`, or `ValueError`
-    for a folder that cannot be written."""
+    """Keep a second process out, kill -9 included; `where` is what the user set, for the message."""
     lock = FileLock(lock_file, timeout=0)
     try:
         Path(lock_file).parent.mkdir(parents=True, exist_ok=True)

@@ -30,10 +30,7 @@ def split_signal(need: str) -> tuple[str, str]:
     """Who reads the responses and after which kind of prompt, from a signal's name. Raises `ValueError`."""
     reader, _, kind = need.partition("/")
     if not re.fullmatch(r"\w+/\w+", need):
-        raise ValueError(
-            f"Unknown signal {need!r}: it is teacher, student or the name of a teacher, a slash and a kind of prompt, "
-            "such as teacher/counterfactual."
-        )
+        raise ValueError(f"Unknown signal {need!r}: it is a reader, a slash and a kind of prompt, as in teacher/hint.")
     return reader, kind
 
 
@@ -54,8 +51,7 @@ def prompt_column(kind: str) -> str:
 
 
 def row_kinds(row: Mapping[str, Any]) -> list[str]:
-    """Kinds of prompt that a dataset row holds, `"original"` first. A column that is named like one and holds text
-    beside a prompt of messages, or anything else, is none."""
+    """Kinds of prompt that a dataset row holds in the form of its original, `"original"` first."""
     original = row.get(prompt_column(ORIGINAL))
     found = {} if original is None else {ORIGINAL: True}
     for name, value in row.items():
@@ -174,8 +170,7 @@ def tokenize_variants(
 def draw_negatives(
     batch_prompt_ids: Sequence[TokenIds], rows: Sequence[int], count: int, seed: int, step: int
 ) -> list[list[TokenIds]]:
-    """Token ids of `count` unrelated prompts for each of `rows`, drawn from the others of the global batch by seed,
-    step and row alone. Raises `ValueError` for too few."""
+    """Ids of `count` unrelated prompts for each of `rows`, drawn from the batch by seed, step and row alone."""
     distinct = list(dict.fromkeys(map(tuple, batch_prompt_ids)))
     if len(distinct) - 1 < count:
         raise ValueError(
@@ -230,16 +225,14 @@ def unwrap_problem(text: str, template: str = DEFAULT_PROMPT_TEMPLATE) -> str:
 def save_how_asked(
     folder: str | Path, template: str, conversational: bool = True, chat_template_kwargs: dict[str, Any] | None = None
 ) -> None:
-    """Put beside a model how problems are put to it in training: the wrapper, chat messages or plain text, and what
-    the chat template is given."""
+    """Put beside a model how problems are put to it in training."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     values = (check_template(template), conversational, chat_template_kwargs or {})
     write_json(Path(folder) / TEMPLATE_FILE, dict(zip(_HOW_ASKED, values, strict=True)))
 
 
 def saved_how_asked(model: str | Path, hub: bool = True) -> dict[str, Any]:
-    """What [`save_how_asked`] put beside a model (a run, a checkpoint in it, or a name on the hub), under the names of
-    its settings; empty where nothing is said. Raises `ValueError` for a broken file."""
+    """What [`save_how_asked`] put beside a model, its run, or a name on the hub; empty where nothing is said."""
     folder = Path(model)
     if folder.is_dir():
         # A checkpoint has what its run has.
@@ -250,8 +243,7 @@ def saved_how_asked(model: str | Path, hub: bool = True) -> dict[str, Any]:
     if file is None:
         return {}
     remedy = "mend it, or delete it to choose for yourself"
-    # Files of earlier versions hold the wrapper alone.
-    asked = {"prompt_template": None, **read_object(file, remedy)}
+    asked = {"prompt_template": None, **read_object(file, remedy)}  # which may say that alone
     for name, kind in _HOW_ASKED.items():
         if name in asked and not isinstance(asked[name], kind):
             raise ValueError(f"{str(file)!r} holds no `{name}` that could be one; {remedy}.")
@@ -282,9 +274,7 @@ def is_chat(prompt, column: str) -> bool:
     if any(_not_text(part) for content in parts for part in content):
         raise ValueError(f"`{column}` holds content that is no text, which is not supported; leave such rows out.")
     if not well_formed:
-        raise ValueError(
-            f"`{column}` must hold text or a list of messages with role and content, got {str(prompt)[:80]!r}."
-        )
+        raise ValueError(f"`{column}` must hold text or messages with role and content, got {str(prompt)[:80]!r}.")
     return True
 
 
@@ -306,8 +296,7 @@ def render_prompts(
 
 
 def generation_suffix(tokenizer: PreTrainedTokenizerBase, prompt, **chat) -> list[int] | None:
-    """Ids with which the chat template opens the response; `None` for plain text, or where it rewrites what came
-    before."""
+    """Ids with which the chat template opens the response; `None` for plain text, or where it rewrites."""
     if isinstance(prompt, str):
         return None
     (opened,) = render_prompts(tokenizer, [prompt], **chat)
@@ -316,8 +305,7 @@ def generation_suffix(tokenizer: PreTrainedTokenizerBase, prompt, **chat) -> lis
 
 
 def check_rendering(column: str, ids: Sequence[int], suffix: Sequence[int] | None) -> None:
-    """Raise `ValueError` unless a prompt opens the response with the same tokens as all others, or scores would differ
-    for it."""
+    """Raise `ValueError` unless a prompt opens the response with the same tokens as all others."""
     if suffix and list(ids[-len(suffix) :]) != list(suffix):
         raise ValueError(
             f"The chat template renders `{column}` so that it does not end in the tokens that open a response "

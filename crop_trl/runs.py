@@ -215,8 +215,7 @@ def _check_together(script: ScriptArguments, args: TrainConfig, model: ModelConf
     for name in ("load_in_8bit", "load_in_4bit"):
         if getattr(model, name):
             raise ValueError(
-                f"`{name}` is for the student, whose quantised weights are not supported; set `dtype` to bfloat16 with "
-                "`use_peft`, or for the teacher `teacher_quantization`."
+                f"`{name}` is for the student, which stays whole; for the teacher set `teacher_quantization`."
             )
     if not args.train and (not script.eval_dataset_name or script.reward == "none"):
         raise ValueError("`--method base` evaluates only; it needs `--eval_dataset_name` and `--reward accuracy`.")
@@ -301,8 +300,7 @@ def _shown(accuracy: float, interval: tuple[float, float] | None) -> str:
 
 
 def _rows_to_show(trainer: CROPTrainer) -> tuple[list[dict], list[dict]]:
-    """Rows of which answers are worth a look, held-out ones where there are any: those with all prompts that a picture
-    shows, and those of a page, which takes what there is."""
+    """Rows worth a look, held-out ones first: those with all prompts of a picture, and those of a page."""
     sources = [dataset for dataset in (trainer.eval_dataset, trainer.train_dataset) if dataset is not None]
     method = get_method(trainer.args.method)
     kinds = prompt_kinds(method.needs)
@@ -360,9 +358,7 @@ def _scoring_passes(trainer: CROPTrainer) -> int:
 def finish_run(
     trainer: CROPTrainer, heatmap: bool = False, started: float | None = None, view: bool = False
 ) -> RunResult:
-    """Measure the accuracy after training, write `result.json`, draw a heat map and write the page of some answers;
-    without training, `base` is measured. `started` is the time since which its seconds count. Returns the result on
-    every process."""
+    """Measure the accuracy, write `result.json`, draw; the seconds of the run count from `started`."""
     args, state, folder = trainer.args, trainer.state, Path(trainer.args.output_dir)
     trained = state.global_step > 0
     before = next((entry[ACCURACY] for entry in state.log_history if ACCURACY in entry), None)

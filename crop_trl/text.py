@@ -107,8 +107,7 @@ def filled(template: Path, **values) -> str:
 def markdown_table(
     header: Sequence[str], rows: Iterable[Sequence[object]], right: bool = False, padded: bool = False
 ) -> str:
-    """A Markdown table, its cells safe from `|` and HTML; `right` aligns all but the first column, `padded` in a
-    terminal too."""
+    """A Markdown table, safe from `|` and HTML; `right`: all but the first column; `padded`: for a terminal."""
 
     def safe(cell: object) -> str:
         # What stands in angle brackets would be taken for HTML and not be shown.

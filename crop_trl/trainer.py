@@ -389,10 +389,8 @@ class CROPTrainer(StepMetrics, Rollouts, WholeCheckpoints, ModelCards, GRPOTrain
     def train(self, *args, **kwargs):
         """See [`~transformers.Trainer.train`]. Raises `ValueError` after an evaluation on several processes."""
         if self._evaluated_first and self.accelerator.num_processes > 1:
-            raise ValueError(
-                f"`evaluate` ran before `train` on {self.accelerator.num_processes} processes, which leaves the model "
-                "prepared for evaluation: gradients would not be averaged; set `eval_on_start` to true instead."
-            )
+            processes = self.accelerator.num_processes
+            raise ValueError(f"`evaluate` ran before `train` on {processes} processes; set `eval_on_start` instead.")
         return super().train(*args, **kwargs)
 
     def evaluate(self, *args, **kwargs):

@@ -143,8 +143,7 @@ def bank_of(sampled: ScoredResponses) -> RolloutBank:
 
 
 def collect_bank(trainer, rows: Iterable[Mapping[str, Any]], responses: int | None = None) -> RolloutBank:
-    """Sample responses to each row (by default as many as in training) on one process, and compute every signal of
-    every method that the rows allow."""
+    """Sample responses to each row, on one process, with every signal of every method that the rows allow."""
     rows = list(rows)
     enough = len({str(row["prompt"]) for row in rows}) > trainer.args.credit_num_negatives
 

@@ -6,6 +6,8 @@ from ..methods import get_method
 from ..text import markdown_table
 from .bank import RolloutBank, caught_share, kept_overlap
 
+LARGE_GAP = 2.0  # nats between student and teacher
+
 
 def fixed(value: float) -> str:
     """Three places, and no minus before a zero."""
@@ -19,11 +21,11 @@ def numeric_tokens(bank: RolloutBank, tokenizer) -> torch.Tensor:
     return bank.loss_mask & torch.isin(bank.completion_ids, torch.tensor(numeric, dtype=torch.long))
 
 
-def method_row(bank: RolloutBank, name: str, settings, threshold: float, numeric: torch.Tensor | None) -> list[str]:
+def method_row(bank: RolloutBank, name: str, settings, numeric: torch.Tensor | None) -> list[str]:
     """What one method keeps: share of all tokens, of the large gaps, of digits; and its score, all as texts."""
     selection = bank.select(name, settings)
     mask, scores = selection.mask, selection.scores
-    caught = caught_share(bank, name, threshold, settings)
+    caught = caught_share(bank, name, LARGE_GAP, settings)
     values = None if scores is None else scores[bank.loss_mask].float()
     return [
         name,
@@ -34,23 +36,23 @@ def method_row(bank: RolloutBank, name: str, settings, threshold: float, numeric
     ]
 
 
-def bank_report(bank: RolloutBank, settings, threshold: float, tokenizer=None) -> str:
+def bank_report(bank: RolloutBank, settings, tokenizer=None) -> str:
     """Budgets, scores, catches and overlaps of every method that the bank has signals for."""
     names, tokens = bank.choosing_methods(), bank.loss_mask.sum()
     numeric = None if tokenizer is None else numeric_tokens(bank, tokenizer)
     columns = ["method", "kept", "gaps caught", "digits, operators", "score mean", "median", "max"]
-    rows = [method_row(bank, name, settings, threshold, numeric) for name in names]
+    rows = [method_row(bank, name, settings, numeric) for name in names]
     selectors = [name for name in names if get_method(name).chooses]
     overlap = kept_overlap(bank, selectors, settings).tolist()
     shares = [[name, *(f"{value:.2f}" for value in line)] for name, line in zip(selectors, overlap)]
-    large = (bank.loss_mask & (bank.gap > threshold)).sum()
+    large = (bank.loss_mask & (bank.gap > LARGE_GAP)).sum()
     everything = "" if numeric is None else f" ({(numeric.sum() / tokens).item():.2f} of all tokens)"
     return (
-        f"{len(bank.prompts)} responses, {tokens} tokens, {large} with a student-teacher gap above {threshold:g} nats; "
+        f"{len(bank.prompts)} responses, {tokens} tokens, {large} with a student-teacher gap above {LARGE_GAP:g} nats; "
         f"retention ratio {settings.retention_ratio}.\n\n"
         f"{markdown_table(columns, rows, right=True, padded=True)}\n"
         "kept: share of all tokens that is kept. gaps caught: of the tokens that the student finds likelier than "
-        f"the teacher by more than {threshold:g} nats, the share that the method keeps; a blind choice catches about "
+        f"the teacher by more than {LARGE_GAP:g} nats, the share that the method keeps; a blind choice catches about "
         f"as much as it keeps. digits, operators: their share of the kept tokens{everything}. score: what ranks "
         "tokens, on a scale of each method's own.\n\n"
         "Share of the tokens kept by the row's method that the column's keeps too:\n\n"

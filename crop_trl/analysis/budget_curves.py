@@ -8,8 +8,7 @@ import numpy as np
 
 from ..evaluation.metrics import runs_interval
 from ..evaluation.tables import HARD_SELECTORS, has_budget
-from ..files import read_object, read_rows
-from ..methods import METHODS
+from ..files import read_object
 from ..training.results import FILE, RunResult
 from .chart import COLOURS, INK, MARKERS, QUIET, RULE, caption, new_figure, save, tidy
 
@@ -107,30 +106,26 @@ def budget_curves(
 
 
 def read_runs(paths: Iterable[str | Path]) -> list[StudentAccuracy]:
-    """Read results: CSV files (`method`, `accuracy`, `retention_ratio`, `seed`), `result.json` of training,
-    `results.json` of an evaluation, or folders that hold these. Raises `ValueError` for a file that does not say what
-    it is of, and for two runs of a method, budget and seed that came to different accuracies."""
+    """Read results: `result.json` of training, `results.json` of an evaluation, or folders that hold these. Raises
+    `ValueError` for a file that does not say what it is of, and for two runs of a method, budget and seed that came to
+    different accuracies."""
     runs: list[StudentAccuracy] = []
     seeds: dict[tuple, tuple[float, Path]] = {}
     for path in map(Path, paths):
         if not path.exists():
-            raise ValueError(f"{str(path)!r} does not exist; give a folder of results, a JSON or a CSV file.")
+            raise ValueError(f"{str(path)!r} does not exist; give a folder of results, or a JSON file.")
         # Where students were evaluated, their accuracy in training is another.
         files = (sorted(path.rglob("results.json")) or sorted(path.rglob(FILE))) if path.is_dir() else [path]
         if not files:
             raise ValueError(f"{str(path)!r} holds no result.json or results.json; train or evaluate first.")
         for file in files:
-            rows = _csv_rows(file) if file.suffix == ".csv" else _json_rows(file)
-            for run in (_student(file, *row) for row in rows):
+            for run in _students(file):
                 key = (run.method, run.retention_ratio, run.seed)
                 accuracy, first = seeds.setdefault(key, (run.accuracy, file))
                 # Sampled again, the student before training comes to another accuracy.
                 if run.seed is not None and run.method != BASE and run.accuracy != accuracy:
-                    raise ValueError(
-                        f"{str(first)!r} and {str(file)!r} have {accuracy:g} and {run.accuracy:g} for method "
-                        f"{run.method!r} with seed {run.seed}, as on other data or with other settings; give one "
-                        "result for each method, budget and seed."
-                    )
+                    what = f"{accuracy:g} and {run.accuracy:g} for method {run.method!r} with seed {run.seed}"
+                    raise ValueError(f"{str(first)!r} and {str(file)!r} have {what}; give one result for each.")
                 runs.append(run)
     # The student before training is the same one in every result of its seed. Of other runs only a seed tells that two
     # of equal accuracy are one.
@@ -138,55 +133,25 @@ def read_runs(paths: Iterable[str | Path]) -> list[StudentAccuracy]:
     return [*once, *(run for run in runs if run not in once)]
 
 
-def _student(file: Path, method: str, ratio, accuracy, seed) -> StudentAccuracy:
-    def number(name: str, text, kind=float):
-        try:
-            return kind(text)
-        except (TypeError, ValueError):
-            what = "a whole number" if kind is int else "a number"
-            raise ValueError(f"{str(file)!r}: `{name}` must be {what}, got {text!r}.") from None
-
-    accuracy = number("accuracy", accuracy)
-    if not 0 <= accuracy <= 1:
-        raise ValueError(f"{str(file)!r}: `accuracy` must be a share between 0 and 1, got {accuracy:g}.")
-    if not has_budget(method):
-        ratio = None
-    elif ratio in (None, ""):
-        if method in METHODS:
-            raise ValueError(f"{str(file)!r}: method {method!r} needs its `retention_ratio`; add it.")
-        ratio = None
-    elif not 0 < (ratio := number("retention_ratio", ratio)) <= 1:
-        raise ValueError(f"{str(file)!r}: `retention_ratio` must lie in (0, 1], got {ratio:g}; write a fifth as 0.2.")
-    return StudentAccuracy(method, ratio, accuracy, None if seed in (None, "") else number("seed", seed, int))
-
-
-def _csv_rows(file: Path) -> list[tuple]:
-    rows = read_rows(file)
-    missing = {"method", "accuracy"} - set(rows[0] if rows else ())
-    if missing:
-        raise ValueError(f"{str(file)!r} lacks the columns {', '.join(sorted(missing))}; add them.")
-    return [(row["method"], row.get("retention_ratio"), row["accuracy"], row.get("seed")) for row in rows]
-
-
-def _json_rows(file: Path) -> list[tuple]:
+def _students(file: Path) -> list[StudentAccuracy]:
     content = read_object(file, "write it again with the program it came from")
     if "benchmarks" not in content:
         run = RunResult.of(content, file)
-        before = (BASE, None, run.accuracy_before, run.seed)
-        after = (run.method, run.retention_ratio, run.accuracy_after, run.seed)
-        return [row for row in (before, after) if row[2] is not None]
+        ratio = run.retention_ratio if has_budget(run.method) else None
+        before = StudentAccuracy(BASE, None, run.accuracy_before, run.seed)
+        after = StudentAccuracy(run.method, ratio, run.accuracy_after, run.seed)
+        return [student for student in (before, after) if student.accuracy is not None]
     training = content.get("training") or {}
     method = training.get("method") or content.get("label")
     if method != BASE and "method" not in training:
-        raise ValueError(
-            f"{str(file)!r} does not say what was trained; evaluate it with `--training_run`, or with "
-            "`--label base` if it is the student as it was."
-        )
-    return [(method, training.get("retention_ratio"), content.get("average"), training.get("seed"))]
+        what = "evaluate it with `--training_run`, or `--label base` if nothing was"
+        raise ValueError(f"{str(file)!r} does not say what was trained; {what}.")
+    ratio = training.get("retention_ratio") if has_budget(method) else None
+    return [StudentAccuracy(method, ratio, content["average"], training.get("seed"))]
 
 
-def save_budget_chart(curves: BudgetCurves, path: str | Path, note: str = "") -> None:
-    """Draw accuracy over the budget, and the gains beside it, to a PNG; `note` is a line below on models and data."""
+def save_budget_chart(curves: BudgetCurves, path: str | Path) -> None:
+    """Draw accuracy over the budget, and the gains beside it, to a PNG."""
     figure = new_figure(11, 4.8)
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     _draw_curves(left, curves)
@@ -200,7 +165,7 @@ def save_budget_chart(curves: BudgetCurves, path: str | Path, note: str = "") ->
         "all runs where there is none), so they may differ from the distance of the points on the left;\nno whisker: "
         "fewer than two such seeds."
     )
-    caption(figure, text, note)
+    caption(figure, text)
     save(figure, path)
 
 

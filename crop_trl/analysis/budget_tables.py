@@ -11,21 +11,8 @@ PAIRS = ("crop-student", "crop-ent")
 
 
 def budget_markdown(runs: Iterable[StudentAccuracy], method: str = "crop") -> str:
-    """
-    The tables of a sweep over the budget: all methods; then `method` beside each of `crop-student` and `crop-ent` that
-    was run at one of its budgets.
-
-    Args:
-        runs (iterable of [`StudentAccuracy`]): One a training run. Of several seeds the mean is shown with its 95 %
-            interval, and differences are paired by seed.
-        method (`str`, *optional*, defaults to `"crop"`): The method in question.
-
-    Returns:
-        `str`: Markdown, accuracies in per cent.
-
-    Raises:
-        `ValueError`: no run, or none of `method`.
-    """
+    """The tables of a sweep over the budget, accuracies in per cent: all methods; then `method` beside each of
+    `crop-student` and `crop-ent` that was run at one of its budgets. Raises `ValueError` without a run of `method`."""
     runs = list(runs)
     curves = budget_curves(runs, method)
     tables = [("Accuracy over the budget (%)", curves)]

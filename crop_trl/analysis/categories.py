@@ -14,8 +14,6 @@ import yaml
 CATEGORIES = ("task-specific", "formatting", "boilerplate", "function", "content")
 """In their order of precedence: what a token holds several of, it is the first of."""
 
-WORD_LISTS = Path(__file__).with_name("categories.yaml")
-
 _TASK, _FORMATTING, _BOILERPLATE, _FUNCTION, _CONTENT = range(len(CATEGORIES))
 # White space and marks within a word say nothing of their own: a token is one of these only when it holds nothing else.
 _SILENT = len(CATEGORIES)
@@ -71,48 +69,39 @@ def _phrase_pattern(phrases: Sequence[str]) -> re.Pattern:
     return re.compile(rf"(?<![\w'’])(?:{'|'.join(alternatives)})(?![\w])", re.IGNORECASE)
 
 
-@lru_cache(maxsize=8)
-def load_word_lists(path: str | Path = WORD_LISTS) -> WordLists:
-    """Read a YAML file like `categories.yaml`. Raises `ValueError` when it is missing, no YAML, or lacks a list."""
-    try:
-        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        task, boilerplate, function = (data[key] for key in ("task_specific", "boilerplate", "function_words"))
-        words: dict[str, int] = {}
-        # From the last in precedence to the first, so that the first stays.
-        for text, category, forms in (
-            (function["words"], _FUNCTION, lambda w: [w]),
-            (boilerplate["words"], _BOILERPLATE, lambda w: [w]),
-            (task["operations"], _TASK, _verbs),
-            (task["concepts"], _TASK, _nouns),
-            (task["symbols"], _TASK, lambda w: [w]),
-        ):
-            words.update({form: category for word in text.split() for form in forms(word)})
-        chinese: dict[str, int] = {}
-        for part, category in ((function, _FUNCTION), (boilerplate, _BOILERPLATE), (task, _TASK)):
-            chinese.update(dict.fromkeys(part["chinese"].split(), category))
-        return WordLists(
-            words=words,
-            layout_commands=frozenset(data["formatting"]["latex"].split()),
-            phrases=(
-                (_phrase_pattern(boilerplate["phrases"]), _BOILERPLATE),
-                (_phrase_pattern([form for p in task["concept_phrases"] for form in _nouns(p)]), _TASK),
-            ),
-            characters=re.compile("|".join(map(re.escape, sorted(chinese, key=len, reverse=True)))),
-            chinese=chinese,
-        )
-    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
-        # A YAML error draws the place of the mistake over several lines.
-        reason = " ".join(str(error).split())
-        raise ValueError(
-            f"`word_lists` {str(path)!r} cannot be read ({type(error).__name__}: {reason}); start from a copy of "
-            "crop_trl/analysis/categories.yaml."
-        ) from error
+@lru_cache
+def load_word_lists() -> WordLists:
+    """What `categories.yaml` says."""
+    data = yaml.safe_load(Path(__file__).with_name("categories.yaml").read_text(encoding="utf-8"))
+    task, boilerplate, function = (data[key] for key in ("task_specific", "boilerplate", "function_words"))
+    words: dict[str, int] = {}
+    # From the last in precedence to the first, so that the first stays.
+    for text, category, forms in (
+        (function["words"], _FUNCTION, lambda w: [w]),
+        (boilerplate["words"], _BOILERPLATE, lambda w: [w]),
+        (task["operations"], _TASK, _verbs),
+        (task["concepts"], _TASK, _nouns),
+        (task["symbols"], _TASK, lambda w: [w]),
+    ):
+        words.update({form: category for word in text.split() for form in forms(word)})
+    chinese: dict[str, int] = {}
+    for part, category in ((function, _FUNCTION), (boilerplate, _BOILERPLATE), (task, _TASK)):
+        chinese.update(dict.fromkeys(part["chinese"].split(), category))
+    return WordLists(
+        words=words,
+        layout_commands=frozenset(data["formatting"]["latex"].split()),
+        phrases=(
+            (_phrase_pattern(boilerplate["phrases"]), _BOILERPLATE),
+            (_phrase_pattern([form for p in task["concept_phrases"] for form in _nouns(p)]), _TASK),
+        ),
+        characters=re.compile("|".join(map(re.escape, sorted(chinese, key=len, reverse=True)))),
+        chinese=chinese,
+    )
 
 
-def categorize(pieces: Sequence[str], word_lists: WordLists | None = None) -> np.ndarray:
-    """Place in [`CATEGORIES`] of every token, `int8` `[len(pieces)]`; pieces as [`~crop_trl.text.token_pieces`] gives
-    them."""
-    lists = load_word_lists() if word_lists is None else word_lists
+def categorize(pieces: Sequence[str]) -> np.ndarray:
+    """Place in [`CATEGORIES`] of every token, given as [`~crop_trl.text.token_pieces`] cuts them: `int8`."""
+    lists = load_word_lists()
     lengths = np.fromiter(map(len, pieces), dtype=np.int64, count=len(pieces))
     of_characters = _categorize_characters("".join(pieces), lists)
     categories = np.full(len(pieces), _FORMATTING, dtype=np.int8)

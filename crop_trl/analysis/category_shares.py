@@ -8,7 +8,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ..text import token_pieces
-from .categories import CATEGORIES, WordLists, categorize
+from .categories import CATEGORIES, categorize
 from .chart import QUIET, caption, new_figure, save, tidy
 from .tokens import TokenTable
 
@@ -44,28 +44,23 @@ class CategoryShares:
         return {"categories": list(self.categories), "methods": methods}
 
 
-def categorize_table(
-    table: TokenTable, tokenizer, word_lists: WordLists | None = None, progress: bool = False
-) -> np.ndarray:
+def categorize_table(table: TokenTable, tokenizer, progress: bool = False) -> np.ndarray:
     """The category of every token of a table, places in `CATEGORIES`, `int8` `[N]`."""
     out = np.empty(len(table), dtype=np.int8)
     spans = zip(table.starts, table.starts + table.lengths)
     for start, end in tqdm(spans, total=len(table.lengths), desc="categories", disable=not progress):
-        out[start:end] = categorize(token_pieces(tokenizer, table.token_ids[start:end]), word_lists)
+        out[start:end] = categorize(token_pieces(tokenizer, table.token_ids[start:end]))
     return out
 
 
-def category_shares(
-    tables: TokenTable | Sequence[TokenTable], tokenizer, word_lists: WordLists | None = None, progress: bool = False
-) -> CategoryShares:
-    """Count what methods keep by category; methods of one name are counted together. One tokenizer, or one for each
-    table."""
+def category_shares(tables: TokenTable | Sequence[TokenTable], tokenizer, progress: bool = False) -> CategoryShares:
+    """Count what methods keep by category, methods of one name together; one tokenizer, or one a table."""
     tables = [tables] if isinstance(tables, TokenTable) else list(tables)
     counts: dict[str, np.ndarray] = {}
     responses: dict[str, int] = {}
     tokenizers = tokenizer if isinstance(tokenizer, Sequence) else [tokenizer] * len(tables)
     for table, cut_by in zip(tables, tokenizers, strict=True):
-        categories = categorize_table(table, cut_by, word_lists, progress)
+        categories = categorize_table(table, cut_by, progress)
         for name, mask in {**table.kept, ALL_TOKENS: table.trainable}.items():
             found = np.bincount(categories[mask], minlength=len(CATEGORIES))
             counts[name] = counts.get(name, 0) + found
@@ -75,8 +70,8 @@ def category_shares(
     return CategoryShares(names, CATEGORIES, stacked, [responses[name] for name in names])
 
 
-def save_category_chart(shares: CategoryShares, path: str | Path, note: str = "") -> None:
-    """Draw the shares as stacked bars, one a method, to a PNG; `note` is a line below."""
+def save_category_chart(shares: CategoryShares, path: str | Path) -> None:
+    """Draw the shares as stacked bars, one a method, to a PNG."""
     figure = new_figure(8.5, 1.9 + 0.42 * len(shares.methods))
     axes = figure.add_subplot()
     values = 100 * np.nan_to_num(shares.shares)
@@ -103,5 +98,5 @@ def save_category_chart(shares: CategoryShares, path: str | Path, note: str = ""
         "longer blue part means more numbers, operators, variables and\nmathematical words; it does not by itself mean "
         "better training. Categories come from word lists."
     )
-    caption(figure, text, note)
+    caption(figure, text)
     save(figure, path)

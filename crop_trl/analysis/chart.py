@@ -39,9 +39,9 @@ def tidy(axes, title: str) -> None:
     axes.tick_params(labelsize=9, colors=INK)
 
 
-def caption(figure, text: str, note: str = "") -> None:
-    """Write how to read a figure below it, and a line on models and data."""
-    figure.supxlabel(text + (f"\n{note}" if note else ""), fontsize=8, color=QUIET, x=0.01, ha="left")
+def caption(figure, text: str) -> None:
+    """Write how to read a figure below it."""
+    figure.supxlabel(text, fontsize=8, color=QUIET, x=0.01, ha="left")
 
 
 def save(figure, path: str | Path) -> None:

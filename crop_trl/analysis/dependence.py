@@ -111,9 +111,7 @@ class Reference:
         """From a record; raises `ValueError` where it does not hold what labels need."""
         changes, where = record.get("changes"), f"record {str(record.get('id', '?'))!r}"
         if not isinstance(record.get("solution"), str) or not isinstance(changes, Sequence) or not changes:
-            raise ValueError(
-                f"{where} has no `solution` or no `changes`, from which labels are made; see docs/selectors.md."
-            )
+            raise ValueError(f"{where} has no `solution` or no `changes`; docs/selectors.md says what labels need.")
         if not all(isinstance(change.get(name), str) for change in changes for name in ("problem", "solution")):
             raise ValueError(f"`changes` of {where} lacks a `problem` or `solution`; each change needs both.")
         found, changing, constant = [], set(), set()

@@ -27,7 +27,6 @@ class EntropyRanks:
     reference: np.ndarray  # [M]: tail share of a blind choice of as many tokens of each response
     kept_tokens: np.ndarray  # [M]
     tail_entropy: float  # the highest in the tail
-    tied: float  # share of all tokens with that entropy: where large, the tail is a fraction of many equal tokens
     responses: int  # in the table with the most
 
     def to_dict(self) -> dict:
@@ -35,7 +34,7 @@ class EntropyRanks:
         names = ("kept_tokens", "tail_share", "tail_interval", "entropy_independent", "density")
         rows = (self.kept_tokens, self.tail_share, self.tail_interval, self.reference, self.density)
         return {
-            **{"tail": self.tail, "tail_entropy": self.tail_entropy, "tied_at_the_edge": self.tied},
+            **{"tail": self.tail, "tail_entropy": self.tail_entropy},
             "responses": self.responses,
             "methods": {m: dict(zip(names, row)) for m, *row in zip(self.methods, *(r.tolist() for r in rows))},
         }
@@ -52,15 +51,14 @@ def check_ranks(tail: float, bins: int) -> None:
 def entropy_ranks(
     tables: TokenTable | Sequence[TokenTable], tail: float = TAIL, bins: int = BINS, seed: int = 0
 ) -> EntropyRanks:
-    """Rank tokens by student entropy, within each table, and see where methods keep them. Raises `ValueError` for a
-    table without entropies or tokens, or see [`check_ranks`]."""
+    """Rank tokens by student entropy, within each table, and see where methods keep them."""
     check_ranks(tail, bins)
     tables = [tables] if isinstance(tables, TokenTable) else list(tables)
     rng = np.random.default_rng(seed)
     rows: dict[str, tuple] = {}
-    edge_entropy, tied = float("nan"), 0.0
+    edge_entropy = float("nan")
     for table in tables:
-        real = table.trainable & np.isfinite(table.require_entropy())
+        real = table.trainable & np.isfinite(table.entropy)
         entropy, responses = table.entropy[real], table.responses[real]
         n = len(entropy)
         if n == 0:
@@ -72,7 +70,6 @@ def entropy_ranks(
         # Share of each token that lies in the tail: its group spreads evenly over the ranks it holds.
         in_tail = np.clip((first + size - edge) / size, 0, 1)
         edge_entropy = float(entropy[in_tail > 0].max())
-        tied = float((entropy == edge_entropy).mean())
         per_response = np.bincount(responses, minlength=len(table.lengths))
         tail_per_response = np.bincount(responses, in_tail, len(table.lengths)) / np.maximum(per_response, 1)
         order = np.argsort(first, kind="stable")
@@ -98,11 +95,11 @@ def entropy_ranks(
     density, share, interval, reference, kept_tokens = (np.array(values) for values in zip(*rows.values()))
     responses = max(len(table.lengths) for table in tables)
     measured = (density, tail, share, interval, reference, kept_tokens)
-    return EntropyRanks(list(rows), *measured, edge_entropy, tied, responses)
+    return EntropyRanks(list(rows), *measured, edge_entropy, responses)
 
 
-def save_entropy_chart(ranks: EntropyRanks, path: str | Path, note: str = "") -> None:
-    """Draw the density, a row a method, and the tail's share beside it, to a PNG; `note` is a line below."""
+def save_entropy_chart(ranks: EntropyRanks, path: str | Path) -> None:
+    """Draw the density, a row a method, and the tail's share beside it, to a PNG."""
     from matplotlib.ticker import PercentFormatter
 
     count = len(ranks.methods)
@@ -150,10 +147,5 @@ def save_entropy_chart(ranks: EntropyRanks, path: str | Path, note: str = "") ->
         f"Whiskers: bootstrap 95 % over {ranks.responses:,} responses. A share at the dotted line means indifference "
         "to entropy, not quality."
     )
-    if ranks.tied > ranks.tail:
-        text += (
-            f"\n{100 * ranks.tied:.0f} % of the tokens have the entropy of the tail's edge "
-            f"({ranks.tail_entropy:.2g}) and share its ranks evenly."
-        )
-    caption(figure, text, note)
+    caption(figure, text)
     save(figure, path)

@@ -45,7 +45,6 @@ def inspect_response(trainer, *rows: Mapping[str, Any]) -> ResponseHeatmap:
     return replace(
         heatmap,
         rows={GAP: np.where(table.trainable[here], gap[place, : len(heatmap)].cpu(), np.nan), **rows_shown},
-        styles={},
         kept=table.kept[method][here],
         more_counterfactuals=list(map(prompt_text, prompt_variants(rows[place], "counterfactual")[1:])),
         kept_by={name: table.kept[name][here] for name in names},
@@ -86,20 +85,11 @@ def _note(table: TokenTable, response: int, method: str, shown: str) -> str:
     return note
 
 
-def strongest_responses(table: TokenTable, method: str, count: int = 1) -> list[int]:
-    """The responses in which a method's score peaks highest, of different problems first; without scores, the first
-    ones."""
-    order = np.arange(len(table.lengths))
-    if method in table.scores:
-        score = np.where(table.trainable, table.scores[method], -np.inf)
-        full = np.flatnonzero(table.lengths)
-        peaks = np.maximum.reduceat(score, table.starts[full]) if full.size else np.zeros(0)
-        order = full[np.argsort(-peaks, kind="stable")]
-    if "original" in table.texts:
-        problems = np.array(table.texts["original"], dtype=object)[order]
-        firsts = {problem: place for place, problem in reversed(list(enumerate(problems)))}.values()
-        order = order[[*sorted(firsts), *sorted(set(range(len(order))) - set(firsts))]]
-    return order[:count].tolist()
+def strongest_response(table: TokenTable, method: str) -> int:
+    """The response in which a method's score peaks highest; the first without scores."""
+    if method not in table.scores or not len(table):
+        return 0
+    return int(table.responses[np.where(table.trainable, table.scores[method], -np.inf).argmax()])
 
 
 def table_heatmap(
@@ -108,12 +98,8 @@ def table_heatmap(
     """The heat map of one response, by default that in which the method's score peaks highest: the CROP rows where both
     divergences are measured, else what the method measures. Raises `ValueError` where there is nothing to show."""
     method = next(iter(table.kept)) if method is None else method
-    if method not in table.kept:
-        raise ValueError(f"`method` {method!r} is not in the table, which holds {', '.join(table.kept)}.")
     if response is None:
-        response = next(iter(strongest_responses(table, method)), 0)
-    if not 0 <= response < len(table.lengths):
-        raise ValueError(f"`response` {response} does not exist; the table holds {len(table.lengths)}, from 0 on.")
+        response = strongest_response(table, method)
     here = table.span(response)
     measured = {name: values[here] for name, values in table.measures.get(method, {}).items()}
     rows = {}

@@ -83,10 +83,8 @@ def record_of_each(
     for text in prompts:
         problem = " ".join(unwrap_problem(text, template).split())
         if problem not in by_problem:
-            raise ValueError(
-                f"There is a response to {problem[:80]!r}, which is no problem of the dataset; give the dataset and "
-                "prompt template that it was sampled from, or sample anew (another `--bank`)."
-            )
+            what = "give the dataset and template it was sampled from, or another `--bank`"
+            raise ValueError(f"A response is to {problem[:80]!r}, which is no problem of the dataset; {what}.")
         found.append(by_problem[problem])
     return found
 
@@ -220,7 +218,7 @@ def bench_table(rows: Sequence[Mapping[str, Any]], budget: float, group: str) ->
     return markdown_table(header, lines, right=True, padded=True)
 
 
-def save_bench_chart(rows: Sequence[Mapping[str, Any]], budget: float, path: str | Path, note: str = "") -> None:
+def save_bench_chart(rows: Sequence[Mapping[str, Any]], budget: float, path: str | Path) -> None:
     """Draw precision, recall and average precision of all responses at one budget, a line a method, to a PNG."""
     rows = [row for row in rows if row["budget"] == budget and row["responses"] == "all"]
     names = list(dict.fromkeys(row["method"] for row in rows))
@@ -249,5 +247,5 @@ def save_bench_chart(rows: Sequence[Mapping[str, Any]], budget: float, path: str
         f"Tokens that depend on a condition of the problem, at a budget of {100 * budget:g} % of the labelled tokens "
         "of each response. Dotted: random tokens.\nWhiskers: bootstrap 95 % over problems."
     )
-    caption(figure, text, note)
+    caption(figure, text)
     save(figure, path)

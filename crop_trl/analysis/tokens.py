@@ -77,23 +77,11 @@ class TokenTable:
             steps=None if self.steps is None else self.steps[chosen],
         )
 
-    def require_entropy(self) -> np.ndarray:
-        """The student's entropy, `[N]`. Raises `ValueError` when it was not measured."""
-        if self.entropy is None:
-            methods = ", ".join(self.kept)
-            raise ValueError(
-                f"The student's entropy was not measured in this run of method {methods!r}, which does not ask for "
-                "it; analyse a rollout bank (`crop-trl replay`), or a run of a method that scores the "
-                "student, such as entropy, tip or ta-opd."
-            )
-        return self.entropy
-
     @classmethod
     def from_bank(
         cls, bank: RolloutBank, methods: Iterable[str] | None = None, settings: SelectionSettings | None = None
     ) -> "TokenTable":
-        """Apply methods to a bank, by default all that rank and whose signals it has. Raises `ValueError` for any
-        other."""
+        """Apply methods to a bank, by default all that rank and whose signals it has."""
         if methods is None:
             methods = [name for name in bank.runnable_methods() if get_method(name).score is not None]
         mask = bank.loss_mask.bool()
@@ -165,17 +153,12 @@ class TokenTable:
 def read_source(
     path: str | Path, methods: Sequence[str] | None = None, settings: SelectionSettings | None = None
 ) -> TokenTable:
-    """Read a rollout bank (a file), to which `methods` are applied, or a run's export (a folder). Raises
-    `ValueError`."""
+    """Read a rollout bank (a file), to which `methods` are applied, or a run's export (a folder)."""
     path = Path(path)
     if path.is_dir():
         table = TokenTable.from_run(path)
         if methods is not None and not set(methods) <= set(table.kept):
-            others = ", ".join(name for name in methods if name not in table.kept)
-            raise ValueError(
-                f"`methods` {others} cannot be applied to {str(path)!r}, a run of {', '.join(table.kept)}; give "
-                "a rollout bank, which several methods can be applied to."
-            )
+            raise ValueError(f"`methods` can be applied to a rollout bank alone, and {str(path)!r} is a run.")
         return table
     if not path.exists():
         raise ValueError(f"{str(path)!r} does not exist; give a run's output_dir or a rollout bank.")
@@ -192,6 +175,4 @@ def load_tokenizer(given: str | None, source: str, settings: Mapping[str, Any]):
     try:
         return AutoTokenizer.from_pretrained(named)
     except (OSError, ValueError) as error:
-        raise ValueError(
-            f"No tokenizer can be loaded from {named!r}; give the student's folder or name as `--tokenizer`."
-        ) from error
+        raise ValueError(f"No tokenizer can be loaded from {named!r}; give the student's as `--tokenizer`.") from error

@@ -66,8 +66,7 @@ class Audit:
 
 
 def read_train(paths: Iterable[str | Path]) -> list[ProblemText]:
-    """All texts of training files: rows with `problem`, or triplet records, but for those whose flags keep them out of
-    training. Raises `FileNotFoundError` or `ValueError`."""
+    """All texts of training files: rows with `problem`, or triplet records that their flags let be trained on."""
     texts, known_ids = [], set()
     for path in paths:
         left_out = 0
@@ -78,10 +77,7 @@ def read_train(paths: Iterable[str | Path]) -> list[ProblemText]:
             fields = ("problem", *PROBLEM_FIELDS)
             names = [name for name in fields if isinstance(row.get(name), str) and row[name].strip()]
             if not names:
-                raise ValueError(
-                    f"{path}, row {number} has neither `problem` nor {', '.join(PROBLEM_FIELDS)}; give bare problems "
-                    "or triplet records."
-                )
+                raise ValueError(f"{path}, row {number} has neither `problem` nor {', '.join(PROBLEM_FIELDS)}.")
             answer = row_answer(row, f"{path}, row {number}")
             own_id = row_id(row, f"{Path(path).name}:{number}", f"{path}, row {number}")
             while own_id in known_ids:  # a verdict must say which row it is about

@@ -19,8 +19,7 @@ KEY = COLUMNS[:4]
 
 
 def read_verdicts(path: str | Path) -> dict[tuple[str, str, str, str], str]:
-    """Verdicts by [`Pair.key`], from a `candidates.csv` or what the page saves. Raises `FileNotFoundError` or
-    `ValueError`."""
+    """Verdicts by [`Pair.key`], from a `candidates.csv` or what the page saves."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"--verdicts {str(path)!r} does not exist; fill the verdict column of candidates.csv.")
     verdicts: dict[tuple, str] = {}
@@ -30,19 +29,14 @@ def read_verdicts(path: str | Path) -> dict[tuple[str, str, str, str], str]:
         raise ValueError(f"--verdicts {str(path)!r} is no CSV file in UTF-8 ({error}); save it as one.") from None
     missing = [name for name in (*KEY, "verdict") if name not in (rows[0] if rows else ())]
     if missing:
-        raise ValueError(
-            f"--verdicts {str(path)!r} has no column {', '.join(missing)}; it needs {', '.join((*KEY, 'verdict'))}, "
-            "separated by commas."
-        )
+        raise ValueError(f"--verdicts {str(path)!r} has no column {', '.join(missing)}; fill in candidates.csv itself.")
     for number, row in enumerate(rows[1:], start=2):
         verdict, key = (row["verdict"] or "").strip().lower(), tuple(row[name] for name in KEY)
         if verdict and verdict not in VERDICTS:
             raise ValueError(f"{path}, line {number}: verdict {verdict!r} is none of {', '.join(VERDICTS)}.")
         if verdict and verdicts.setdefault(key, verdict) != verdict:
-            raise ValueError(
-                f"{path}, line {number}: verdict {verdict!r} for {key[1]!r} and {key[2]!r}, which has "
-                f"{verdicts[key]!r} above; keep one."
-            )
+            pair = f"{key[1]!r} and {key[2]!r}, which has {verdicts[key]!r} above"
+            raise ValueError(f"{path}, line {number}: verdict {verdict!r} for {pair}; keep one.")
     return verdicts
 
 

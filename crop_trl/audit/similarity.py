@@ -107,8 +107,7 @@ def _place(values: np.ndarray, among: np.ndarray) -> np.ndarray:
 
 
 def most_similar(train: Texts, problems: Texts, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Places and similarities of the `count` most similar training texts to each problem, `[problems, count]`; -1:
-    fewer."""
+    """Places and similarities of the `count` texts most similar to each problem, `[problems, count]`; -1: fewer."""
     places = np.full((len(problems), count), -1)
     best = np.full((len(problems), count), -1, dtype=np.float32)
     if not len(train) or not len(problems):

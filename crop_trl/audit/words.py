@@ -50,8 +50,7 @@ WORD = re.compile(r"[a-z]{2,}\Z|[\u3400-\u9fff]\Z")
 
 
 def tokens_of(text: str) -> list[str]:
-    """The tokens of a problem in one spelling: case, white space, punctuation and presentational LaTeX do not
-    matter."""
+    """A problem's tokens in one spelling: case, space, punctuation and looks of LaTeX do not matter."""
     for broken, whole in BROKEN_COMMANDS:
         text = re.sub(broken, whole, text)
     text = re.sub(r"\[asy\].*?\[/asy\]|!\[[^\]]*\]\([^)]*\)|<[a-zA-Z/][^<>]*>", " ", text, flags=re.DOTALL)

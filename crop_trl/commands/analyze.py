@@ -11,17 +11,15 @@ come as Markdown tables too, the paper's among them.
 """
 
 import argparse
-import os
 from pathlib import Path
 
 from ..analysis.budget_curves import budget_curves, read_runs, save_budget_chart
 from ..analysis.budget_tables import budget_markdown
-from ..analysis.categories import load_word_lists
 from ..analysis.category_shares import category_shares, save_category_chart
 from ..analysis.chart import require_matplotlib, save_json
 from ..analysis.entropy_ranks import BINS, TAIL, check_ranks, entropy_ranks, save_entropy_chart
 from ..analysis.heatmap import save_png
-from ..analysis.inspect import strongest_responses, table_heatmap
+from ..analysis.inspect import table_heatmap
 from ..analysis.tokens import load_tokenizer, read_source
 from ..files import write_text
 from ..methods import SelectionSettings
@@ -43,28 +41,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tail", type=float, default=TAIL, help="share of tokens that is the lowest-entropy tail")
     parser.add_argument("--bins", type=int, default=BINS, help="bins of the entropy ranks")
     parser.add_argument(
-        "--word_lists", help="YAML file of word lists, in the form of the package's analysis/categories.yaml"
-    )
-    parser.add_argument(
-        "--heatmaps", type=int, default=1, help="responses to draw of each source (of crop, else of its first method)"
-    )
-    parser.add_argument(
         "--results", nargs="+", default=[], help="results for budget curves; evaluations alone where a folder has any"
     )
     parser.add_argument("--method", default="crop", help="the method in question in the budget curves")
-    parser.add_argument("--note", default="", help="a line below every figure: models, data")
     parser.add_argument("--output", help="folder to write; by default `analysis` beside or in the first source")
     return parser.parse_args(argv)
-
-
-def check_output(output: Path) -> None:
-    """Raise `ValueError` unless files can be written to this folder, which need not exist."""
-    existing = next(path for path in (output, *output.absolute().parents) if path.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
-        what = "cannot be written to" if existing.is_dir() else "is a file"
-        raise ValueError(
-            f"`--output` {str(output)!r} is no folder to write: {str(existing)!r} {what}; give another folder."
-        )
 
 
 def analyze(args: argparse.Namespace, output: Path) -> list[str]:
@@ -73,13 +54,12 @@ def analyze(args: argparse.Namespace, output: Path) -> list[str]:
     if args.selector:
         own, _ = register_selector(args.selector)
         args.methods = None if args.methods is None else [*args.methods, own]
-    word_lists = load_word_lists(args.word_lists) if args.word_lists else None
     tables = [read_source(source, args.methods, settings) for source in args.source]
     # Runs of several students may stand side by side, whose ids mean other words.
     tokenizers = [load_tokenizer(args.tokenizer, source, t.settings) for source, t in zip(args.source, tables)]
-    shares = category_shares(tables, tokenizers, word_lists, progress=True)
+    shares = category_shares(tables, tokenizers, progress=True)
     save_json(shares.to_dict(), output / "categories.json")
-    save_category_chart(shares, output / "categories.png", args.note)
+    save_category_chart(shares, output / "categories.png")
     width = max(map(len, shares.methods))
     lines = ["Shares of the kept tokens (%):", f"{'':{width}}  {'  '.join(f'{c:>13}' for c in shares.categories)}"]
     for name, row in zip(shares.methods, shares.shares):
@@ -88,7 +68,7 @@ def analyze(args: argparse.Namespace, output: Path) -> list[str]:
     if known:
         ranks = entropy_ranks(known, args.tail, args.bins)
         save_json(ranks.to_dict(), output / "entropy_ranks.json")
-        save_entropy_chart(ranks, output / "entropy_ranks.png", args.note)
+        save_entropy_chart(ranks, output / "entropy_ranks.png")
         lines += ["", f"Share of the kept tokens in the lowest-entropy {100 * args.tail:g} % (blind to entropy):"]
         for name, share, reference in zip(ranks.methods, ranks.tail_share, ranks.reference):
             lines.append(f"{name:{width}}  {100 * share:6.2f} %  ({100 * reference:.2f} %)")
@@ -99,10 +79,9 @@ def analyze(args: argparse.Namespace, output: Path) -> list[str]:
         if method not in table.scores:
             continue
         # Or a reader would take it for an average response.
-        note = f"Picked out of {len(table.lengths)} responses because its scores peak high. {args.note}"
-        for number, response in enumerate(strongest_responses(table, method, args.heatmaps)):
-            heatmap = table_heatmap(table, tokenizers[place], response, method, note)
-            save_png(heatmap, output / f"heatmap_{place + 1}_{method}_{number + 1}.png")
+        note = f"Picked out of {len(table.lengths)} responses because its scores peak high."
+        heatmap = table_heatmap(table, tokenizers[place], method=method, note=note)
+        save_png(heatmap, output / f"heatmap_{place + 1}_{method}.png")
     return lines
 
 
@@ -111,7 +90,7 @@ def draw_curves(args: argparse.Namespace, output: Path) -> list[str]:
     runs = read_runs(args.results)
     curves = budget_curves(runs, args.method)
     save_json(curves.to_dict(), output / "budget_curves.json")
-    save_budget_chart(curves, output / "budget_curves.png", args.note)
+    save_budget_chart(curves, output / "budget_curves.png")
     tables = budget_markdown(runs, args.method)
     write_text(output / "budget_tables.md", tables)
     return [tables]
@@ -123,13 +102,11 @@ def main(argv: list[str] | None = None) -> None:
         args = parse(argv)
         if not args.source and not args.results:
             raise ValueError("Give a rollout bank or a run's folder to analyse, or `--results` for budget curves.")
-        if args.heatmaps < 0:
-            raise ValueError(f"`--heatmaps` must be a whole number of at least 0, got {args.heatmaps}.")
         first = Path((args.source or args.results)[0])
         output = Path(args.output) if args.output else (first if first.is_dir() else first.parent) / "analysis"
-        check_output(output)
         check_ranks(args.tail, args.bins)
         require_matplotlib()
+        output.mkdir(parents=True, exist_ok=True)
         lines = analyze(args, output) if args.source else []
         lines += draw_curves(args, output) if args.results else []
     print("\n".join(lines))

@@ -45,16 +45,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def check_options(args: argparse.Namespace) -> dict[str, str]:
     """The benchmarks' files by name, empty for those of the hub. Raises `ValueError` for an option that is wrong."""
     check_limits(args.min_similarity, args.per_problem)
-    if Path(args.output).exists() and not Path(args.output).is_dir():
-        raise ValueError(f"--output {args.output!r} is a file: name a folder.")
     files: dict[str, str] = {}
     for item in args.benchmark or NAMED:
         name, _, file = item.partition("=")
         if not name or not file and item not in NAMED:
-            raise ValueError(
-                f"--benchmark {item!r} is not NAME=FILE, for example MATH-500=math500.jsonl, nor one of "
-                f"{', '.join(NAMED)}."
-            )
+            example = "for example MATH-500=math500.jsonl"
+            raise ValueError(f"--benchmark {item!r} is not NAME=FILE, {example}, nor one of {', '.join(NAMED)}.")
         if name in files:
             raise ValueError(f"--benchmark names {name!r} twice; give each file a name of its own.")
         files[name] = file

@@ -12,13 +12,7 @@ _GRACE = 10
 
 @contextmanager
 def told(*kinds: type[BaseException], interrupted: str | None = None) -> Iterator[None]:
-    """
-    End the program with one sentence for a user's mistake, instead of a traceback.
-
-    Args:
-        kinds (exception classes): By default `ValueError`, `OSError` and `ImportError`.
-        interrupted (`str`, *optional*): What to say after Ctrl-C.
-    """
+    """End the program with one sentence for a mistake of some kind, and with `interrupted` after Ctrl-C."""
     kinds = kinds or (ValueError, OSError, ImportError)
     try:
         yield

@@ -23,7 +23,6 @@ from ..evaluation.sampling import (
     ServerSampler,
     TransformersSampler,
     VLLMSampler,
-    check_dtype,
 )
 from ..files import write_json, write_text
 from ..prompts import DEFAULT_PROMPT_TEMPLATE, saved_how_asked
@@ -81,7 +80,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     engine.add_argument("--sampler", choices=SAMPLERS, default="vllm")
     engine.add_argument("--server_url", help="of --sampler server, such as http://localhost:8000/v1")
     engine.add_argument("--batch_size", type=int, help="responses (hf) or requests (vllm, server) at a time")
-    engine.add_argument("--dtype", help="of the weights (hf)")
+    engine.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="of the weights (hf)")
     engine.add_argument("--vllm_options", metavar="JSON", help='JSON, such as {"tensor_parallel_size": 2}')
     return parser.parse_args(argv)
 
@@ -90,20 +89,9 @@ def check_options(args: argparse.Namespace) -> None:
     """Raise `ValueError` for an option whose value is wrong or that the chosen sampler does not take."""
     if args.batch_size is not None and args.batch_size < 1:
         raise ValueError(f"`--batch_size` is {args.batch_size}: choose at least 1.")
-    # Names stand in cells of Markdown tables.
-    named = [("--label", args.label), *(("--compare", named_folder(item)[0]) for item in args.compare or ())]
-    for option, name in named:
-        if name and (not name.isprintable() or "|" in name):
-            raise ValueError(f"`{option}` {name!r} is no name for a table: leave out line breaks and `|`.")
-    for folder in (args.output, args.regrade):
-        if folder and Path(folder).exists() and not Path(folder).is_dir():
-            raise ValueError(f"{folder!r} is a file: name a folder.")
-    check_dtype(args.dtype)
     for option, sampler in (("dtype", "hf"), ("server_url", "server"), ("vllm_options", "vllm")):
         if getattr(args, option) is not None and args.sampler != sampler:
-            raise ValueError(
-                f"`--{option}` is for `--sampler {sampler}`, and the sampler is {args.sampler}; leave it out."
-            )
+            raise ValueError(f"`--{option}` is for `--sampler {sampler}`, and it is {args.sampler}; leave it out.")
     examples = {"vllm_options": '{"tensor_parallel_size": 2}', "chat_template_kwargs": '{"enable_thinking": false}'}
     for option, example in examples.items():
         try:

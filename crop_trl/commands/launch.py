@@ -45,9 +45,7 @@ def split_options(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def launch(module: str, options: list[str], argv: list[str]) -> None:
-    """Run a module of the package in as many processes as the launch says, and end with their status.
-
-    A process that failed has said why; that the launcher ended for it is no news."""
+    """Run a module of the package in as many processes as the launch says, and end with their status."""
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

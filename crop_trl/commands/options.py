@@ -105,12 +105,7 @@ class SettingsParser(SentenceParser, TrlParser):
         return {**file, **given}
 
     def layers(self, argv: list[str] | None) -> tuple[dict[str, Any], dict[str, Any]]:
-        """
-        What the `--config` file sets, and what the command line sets over it; once for each parser.
-
-        Raises:
-            `ValueError`: a name that is not known, a value of another type, or settings that exclude each other.
-        """
+        """What the `--config` file sets, and what the command line sets over it; once for each parser."""
         argv = sys.argv[1:] if argv is None else argv
         if {"-h", "--help"} & set(argv):
             super().parse_known_args(["--help"])
@@ -124,9 +119,8 @@ class SettingsParser(SentenceParser, TrlParser):
             os.environ[name] = str(value)
         for source in (vars(given), config):
             if source.get("method") and source.get("selector"):
-                raise ValueError(
-                    f"`method` {source['method']!r} and `selector` {source['selector']!r} exclude each other; give one."
-                )
+                one, other = source["method"], source["selector"]
+                raise ValueError(f"`method` {one!r} and `selector` {other!r} exclude each other; give one.")
         # A file excludes nothing that the command line asks for.
         replaced = [("method", "selector"), ("selector", "method")]
         replaced += [(name, f"teacher_{what}") for name in _TEACHERS for what in ("model_name_or_path", "server_urls")]

@@ -43,9 +43,7 @@ def plan(asked: PlanArguments, fields: Mapping[str, Any]) -> tuple[str, bool]:
     own = fields.get("teacher_source") not in (None, MODEL)
     teacher = student if own else asked.teacher or fields.get("teacher_model_name_or_path")
     if student is None or (teacher is None and not fields.get("teacher_server_urls")):
-        raise ValueError(
-            "student and teacher are not known; give `--student` and `--teacher`, or a --config with both."
-        )
+        raise ValueError("Student or teacher is not known; give `--student` and `--teacher`, or a --config with both.")
     file = asked.accelerate_config
     strategy, processes = ("single", 1) if file is None else launch_of(launch_file(file))
     shape = shape_of(student)

@@ -27,7 +27,6 @@ class ReplayArguments:
 
     bank: str = option("runs/bank.safetensors", "File to write, or to read if it exists.")
     bank_prompts: int = option(64, "Prompts to sample from.")
-    gap_threshold: float = option(2.0, "Student-teacher gap, in nats, from which a token is a large one.")
 
 
 def read_or_sample(
@@ -66,7 +65,7 @@ def main(argv: list[str] | None = None) -> None:
         replay, script, args, model = SettingsParser("replay", kinds, __doc__).read(argv)
         bank = read_or_sample(Path(replay.bank), replay.bank_prompts, script, args, model)
         tokenizer = AutoTokenizer.from_pretrained(model.model_name_or_path) if model.model_name_or_path else None
-    print(bank_report(bank, args.selection_settings, replay.gap_threshold, tokenizer))
+    print(bank_report(bank, args.selection_settings, tokenizer))
 
 
 if __name__ == "__main__":

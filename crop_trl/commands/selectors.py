@@ -20,6 +20,7 @@ from trl import ModelConfig
 from ..analysis.chart import save_json
 from ..analysis.dependence import Reference
 from ..analysis.selector_bench import bench, bench_table, groups, label_bank, save_bench_chart
+from ..config import option
 from ..files import replacing, write_text
 from ..methods.budget import response_budget
 from ..runs import ScriptArguments, TrainConfig
@@ -31,26 +32,12 @@ from .replay import read_or_sample
 
 @dataclass
 class BenchArguments:
-    """
-    What to measure, and where to write it.
+    """What to measure, and where to write it."""
 
-    Args:
-        bench_dir (`str`): Folder to write.
-        bank (`str`, *optional*): Rollout bank to read, or to write where there is none.
-        bank_prompts (`int`): Problems to sample from.
-        responses (`int`): Responses to each of them.
-        counterfactuals (`list[int]`): Numbers of counterfactuals to give to methods that read them.
-        budgets (`list[float]`): Further budgets beside `retention_ratio`, the one that is printed.
-        show_labels (`int`): Labelled tokens to write in their context, for reading by hand.
-    """
-
-    bench_dir: str = field(default="runs/selectors", metadata={"help": "Folder to write."})
-    bank: str | None = field(
-        default=None,
-        metadata={"help": "Rollout bank to read, or to write where there is none; by default in the folder."},
-    )
-    bank_prompts: int = field(default=128, metadata={"help": "Problems to sample from."})
-    responses: int = field(default=2, metadata={"help": "Responses to each of them."})
+    bench_dir: str = option("runs/selectors", "Folder to write.")
+    bank: str | None = option(None, "Bank to read, or to write where there is none; by default in the folder.")
+    bank_prompts: int = option(128, "Problems to sample from.")
+    responses: int = option(2, "Responses to each of them.")
     counterfactuals: list[int] = field(
         default_factory=lambda: [1, 2, 4], metadata={"help": "Numbers of counterfactuals that methods are given."}
     )
@@ -58,9 +45,7 @@ class BenchArguments:
         default_factory=lambda: [0.05, 0.1, 0.4],
         metadata={"help": "Further budgets beside `retention_ratio`, the one that is printed."},
     )
-    show_labels: int = field(
-        default=0, metadata={"help": "Labelled tokens to write in their context, for reading by hand."}
-    )
+    show_labels: int = option(0, "Labelled tokens to write in their context, for reading by hand.")
 
 
 def save_labels(labelled, path: Path) -> None:

@@ -7,7 +7,6 @@ Each card holds a copy, at a port of its own, from `--port` on; `teacher_server_
 TEACHER_API_KEY in the environment, it wants that key.
 """
 
-import json
 import os
 import signal
 import socket
@@ -30,12 +29,9 @@ def make_parser() -> OptionParser:
     parser.add_argument("--port", type=int, default=8000, help="of the first card; 0 takes a free one")
     parser.add_argument("--dtype", default="bfloat16", help="of the weights")
     parser.add_argument("--quantization", choices=("8bit", "4bit", "fp8"), help="of the weights")
-    parser.add_argument("--init_kwargs", type=json.loads, default={}, help="JSON for `from_pretrained`")
     parser.add_argument("--compile_layers", action="store_true", help="compile the decoder layers")
     parser.add_argument("--tokens_per_batch", type=int, default=16384, help="of one forward pass")
     parser.add_argument("--max_length", type=int, help="tokens of prompt and response; by default what the model takes")
-    parser.add_argument("--max_top_k", type=int, default=256, help="largest `score_top_k`")
-    parser.add_argument("--max_request_mib", type=int, default=256, help="largest request")
     parser.add_argument("--reply_dtype", choices=("float32", "float16"), default="float32", help="of log-probabilities")
     return parser
 
@@ -52,7 +48,7 @@ def load_scorer(args, rank: int):
     from ..scoring.teacher import freeze, load_teacher
 
     pinned = {"revision": args.revision} if args.revision else {}
-    options = {"dtype": args.dtype, **pinned, **args.init_kwargs}
+    options = {"dtype": args.dtype, **pinned}
     device = torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
     kind = LocalScorer
     if args.tensor_parallel:
@@ -64,7 +60,7 @@ def load_scorer(args, rank: int):
         options |= {"quantization_config": quantization_config(args.quantization, args.dtype)}
         options |= {"device_map": {"": device}}
     tokenizer = AutoTokenizer.from_pretrained(args.model, **pinned)
-    model = load_teacher(args.model, options, args.init_kwargs)
+    model = load_teacher(args.model, options)
     longest = args.max_length or model.config.get_text_config().max_position_embeddings
     freeze(model, longest)
     if args.quantization == "fp8":
@@ -75,7 +71,7 @@ def load_scorer(args, rank: int):
         compile_layers(model)
     scorer = kind(
         model,
-        top_k=args.max_top_k,
+        top_k=1,  # each request has its own
         pad_token_id=tokenizer.pad_token_id or 0,
         tokens_per_batch=args.tokens_per_batch,
         end_token_id=tokenizer.eos_token_id,
@@ -98,8 +94,7 @@ def serve(args, rank: int = 0) -> None:
     from ..scoring.serving import TeacherService
 
     scorer, tokenizer, longest = load_scorer(args, rank)
-    largest, dtype = args.max_request_mib * 2**20, getattr(torch, args.reply_dtype)
-    service = TeacherService(scorer, args.model, tokenizer, longest, args.max_top_k, largest, dtype)
+    service = TeacherService(scorer, args.model, tokenizer, longest, getattr(torch, args.reply_dtype))
     host, port = listening.getsockname()[:2]
     say(f"Serving {args.model}: `teacher_server_urls` http://{host}:{port}")
     try:

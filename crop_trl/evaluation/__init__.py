@@ -2,5 +2,3 @@
 
 from .grading import accuracy_reward, grade
 from .grading.verdict import extract_boxed, grade_many
-
-__all__ = ["accuracy_reward", "extract_boxed", "grade", "grade_many"]

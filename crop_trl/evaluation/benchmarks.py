@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,8 +19,7 @@ DEFAULT_SAMPLES, DEFAULT_BASE_SEED = 8, 1000
 
 @dataclass(frozen=True)
 class Source:
-    """A benchmark's hub dataset, its samples per problem and the seed of the first, those after it counting up (table
-    "Evaluation decoding configurations")."""
+    """A benchmark's hub dataset, its samples per problem and the seed of the first; the others count up."""
 
     dataset: str | None
     split: str = "test"
@@ -50,8 +48,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Problems, and how many samples of each are drawn from which seed on. `store` is the name that its generations are
-    kept under; a clean subset shares those of the whole."""
+    """Problems, and how many samples of each are drawn from which seed on; `store` names their generations."""
 
     name: str
     examples: tuple[Example, ...]
@@ -73,10 +70,8 @@ class Benchmark:
 
 def row_id(row: Mapping[str, Any], default: str, where: str) -> str:
     """The `id` of a row as text, `default` when it has none. Raises `ValueError` for what is no text or number."""
-    id = row.get("id")
-    if id is None:
-        return default
-    if isinstance(id, bool) or not isinstance(id, str | int | float):
+    id = default if row.get("id") is None else row["id"]
+    if not isinstance(id, str | int | float):
         raise ValueError(f"{where} has an `id` that is a {type(id).__name__}; make it text or a number.")
     return str(id)
 
@@ -86,15 +81,13 @@ def row_answer(row: Mapping[str, Any], where: str) -> str | None:
     answer = row.get("answer")
     if answer is None:
         return None
-    odd = isinstance(answer, bool) or not isinstance(answer, str | int | float)
-    if odd or isinstance(answer, float) and not math.isfinite(answer):
+    if not isinstance(answer, str | int | float) or answer != answer:
         raise ValueError(f"{where} has an `answer` that is {str(answer)[:50]!r}; make it text or a number.")
     return str(int(answer) if isinstance(answer, float) and answer.is_integer() else answer).strip()
 
 
 def example_from_row(row: Mapping[str, Any], number: int, where: str) -> Example:
-    """Read a row with `problem`, `original_problem` or `question`, and `answer` or a `solution` with a box. Raises
-    `ValueError` where one is missing; the message counts rows from 1, as editors count lines."""
+    """A row with `problem`, `original_problem` or `question`, and `answer` or a `solution` with a box."""
     place = f"{where}, row {number + 1}"
     problem = next((row[name] for name in ("problem", "original_problem", "question") if row.get(name)), None)
     if not isinstance(problem, str) or not problem.strip():
@@ -116,17 +109,13 @@ def load_benchmark(spec: str, samples: int | None = None, base_seed: int | None 
     its own. Raises `ValueError` or `FileNotFoundError` for what is none."""
     if samples is not None and samples < 1:
         raise ValueError(f"`samples` is {samples}: choose at least 1 per problem.")
-    if base_seed is not None and not 0 <= base_seed < 2**31:
-        raise ValueError(f"`base_seed` is {base_seed}: choose a whole number from 0 to {2**31 - 1}.")
     name, _, file = spec.partition("=")
     if "=" in spec and not (name.strip() and file):
         raise ValueError(f"`--benchmark` {spec!r} is not NAME=FILE, for example AIME24=aime24.jsonl.")
     if not file and spec.endswith((".jsonl", ".json")):
         name, file = Path(spec).stem, spec
-    canonical = {known.lower(): known for known in NAMED}
-    whole = name[: -len(CLEAN)] if name.lower() == (MATH_500 + CLEAN).lower() else name
-    whole = canonical.get(whole.lower(), whole)
-    clean = len(name) != len(whole) or name.lower().endswith(CLEAN.lower()) and whole == MATH_500
+    clean = name == MATH_500 + CLEAN
+    whole = MATH_500 if clean else name
     if not file and whole not in NAMED:
         known = ", ".join([*NAMED, MATH_500 + CLEAN])
         raise ValueError(f"`--benchmark` {spec!r} is unknown: choose {known}, NAME=FILE or a JSONL file.")
@@ -166,10 +155,8 @@ def _read(name: str, source: Source, file: str) -> list[Example]:
         try:
             rows, where = list(datasets.load_dataset(source.dataset, split=source.split)), source.dataset
         except Exception as error:  # the hub's errors have no common base
-            raise ValueError(
-                f"`--benchmark` {name!r} could not be loaded from {source.dataset!r} ({type(error).__name__}); check "
-                f"the connection, or give a local copy as {name}=FILE."
-            ) from None
+            why = f"could not be loaded from {source.dataset!r} ({type(error).__name__})"
+            raise ValueError(f"`--benchmark` {name!r} {why}; give a local copy as {name}=FILE.") from None
     if not rows:
         raise ValueError(f"`--benchmark` {name!r}: {where} has no rows; give a file with one problem a line.")
     return [example_from_row(row, number, where) for number, row in enumerate(rows)]
@@ -198,8 +185,7 @@ def math_500_clean(benchmark: Benchmark) -> Benchmark:
 
 
 def clean_subsets(file: str | None, loaded: Sequence[Benchmark]) -> list[Benchmark]:
-    """What an audit (`clean_ids.json`) left of each benchmark, and the paper's of MATH-500 where neither it nor the
-    caller has one. Raises `ValueError` for an audit of other files."""
+    """What an audit (`clean_ids.json`) left of each benchmark, and by default the paper's of MATH-500."""
     subsets = _audited(file, loaded) if file else []
     names = {benchmark.name for benchmark in (*loaded, *subsets)}
     whole = next((benchmark for benchmark in loaded if benchmark.name == MATH_500), None)
@@ -215,9 +201,6 @@ def _audited(file: str, loaded: Sequence[Benchmark]) -> list[Benchmark]:
     if not Path(file).is_file():
         raise FileNotFoundError(f"`--clean` {file!r} does not exist; the audit writes it once it has verdicts.")
     clean = read_object(file, "give the clean_ids.json of an audit")
-    for name, ids in clean.items():
-        if not isinstance(ids, list) or not all(isinstance(id, str) for id in ids):
-            raise ValueError(f"`--clean` {file!r} holds no list of ids for {name!r}; give an audit's clean_ids.json.")
     known = [benchmark for benchmark in loaded if benchmark.name in clean]
     if not known:
         names = ", ".join(clean) or "no benchmark"
@@ -227,17 +210,8 @@ def _audited(file: str, loaded: Sequence[Benchmark]) -> list[Benchmark]:
         ids = {example.id for example in benchmark.examples}
         missing = set(clean[benchmark.name]) - ids
         if missing:
-            raise ValueError(
-                f"`--clean` {file!r} names {sorted(missing)[0]!r}, which {benchmark.name} does not have; audit "
-                "the same file that is evaluated."
-            )
-        subset = without(benchmark, ids - set(clean[benchmark.name]))
-        if subset.examples:
-            subsets.append(subset)
-        else:
-            print(
-                f"`--clean` {file!r} leaves no problem of {benchmark.name}: it has no {subset.name}, and Avg. "
-                "counts the whole of it.",
-                file=sys.stderr,
-            )
+            other = f"{sorted(missing)[0]!r}, which {benchmark.name} does not have"
+            raise ValueError(f"`--clean` {file!r} names {other}; audit the same file that is evaluated.")
+        if clean[benchmark.name]:
+            subsets.append(without(benchmark, ids - set(clean[benchmark.name])))
     return subsets

@@ -25,8 +25,6 @@ def pass_at_k(correct: np.ndarray, k: int | None = None) -> np.ndarray:
     correct = np.asarray(correct, dtype=bool)
     n = correct.shape[1]
     k = n if k is None else k
-    if not 1 <= k <= n:
-        raise ValueError(f"`pass_k` is {k}: choose a number from 1 to the {n} samples per problem.")
     wrong = n - correct.sum(axis=1)
     # C(wrong, k) / C(n, k) as a product, exact enough for any n.
     missed = np.ones(len(correct))
@@ -36,19 +34,9 @@ def pass_at_k(correct: np.ndarray, k: int | None = None) -> np.ndarray:
 
 
 def share_interval(correct: np.ndarray, level: float = 0.95) -> Interval:
-    """
-    Confidence interval of a share of right answers, also for few problems: 0 of 5 is 0 to 0.52.
-
-    It is Clopper and Pearson's for as many independent answers as these are worth (Korn and Graubard): samples of one
-    problem resemble each other.
-
-    Args:
-        correct (`numpy.ndarray` of shape `[problems, samples]` or `[problems]`): Verdicts, or shares in [0, 1].
-        level (`float`, *optional*, defaults to `0.95`): Coverage.
-
-    Returns:
-        `tuple[float, float]`: shares in [0, 1].
-    """
+    """Confidence interval of a share of right answers `[problems, samples]` or `[problems]`, also for few: 0 of 5 is 0
+    to 0.52. It is Clopper and Pearson's for as many independent answers as these are worth (Korn and Graubard):
+    samples of one problem resemble each other."""
     values = np.asarray(correct, dtype=np.float64)
     answers, n = values.size, len(values)
     values = values.reshape(n, -1).mean(axis=1)
@@ -85,8 +73,7 @@ def runs_interval(values: Sequence[float], within: Interval = (-math.inf, math.i
 
 @dataclass(frozen=True)
 class Comparison:
-    """One run minus another on the same `problems`: the difference of their means, or of Avg. over several benchmarks,
-    its 95 % interval, and the p-value of a two-sided paired permutation test."""
+    """One run minus another on the same `problems`, with a 95 % interval and a paired permutation test."""
 
     difference: float
     low: float

@@ -39,30 +39,19 @@ class Plan:
         check_template(self.template)
 
     def check(self) -> None:
-        """Raise `ValueError` for two benchmarks of one name, or a folder with another run's generations; `ImportError`
-        when answers will need math-verify and it is not there. Warn of prompts that are not those of training."""
+        """Raise `ValueError` or `ImportError` for what cannot work, and warn of prompts that are not training's."""
         if others := asked_otherwise(self.asked(), self.asked_in_training):
             print(
                 f"{self.model!r} is asked otherwise than in training, answers may suffer: {'; '.join(others)}.",
                 file=sys.stderr,
             )
         if self.sampler == "server" and not self.decoding.conversational:
-            raise ValueError(
-                "Servers are asked in chat messages, and plain text is what the model is to be asked in; choose "
-                "`--sampler vllm` or `hf`, or say `--conversational`."
-            )
+            raise ValueError("A server takes chat messages alone; choose another sampler, or say `--conversational`.")
         names = [benchmark.name for benchmark in self.benchmarks]
         if not names:
             raise ValueError("`--benchmark` names nothing to evaluate on; give at least one.")
-        if len(set(names)) < len(names):
-            raise ValueError(
-                f"`--benchmark` names {next(n for n in names if names.count(n) > 1)!r} twice; give it once."
-            )
-        files = [self.store(benchmark).path for benchmark in self.stores()]
-        if same := [benchmark.name for benchmark, file in zip(self.stores(), files) if files.count(file) > 1]:
-            raise ValueError(
-                f"`--benchmark` names {' and '.join(same)} would share one file in `--output`; rename one."
-            )
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"`--benchmark` names {twice!r} twice; give it once.")
         golds = [example.answer for benchmark in self.benchmarks for example in benchmark.examples]
         if not all(gold.lstrip("+-").isdigit() for gold in golds):
             require_algebra()
@@ -73,10 +62,8 @@ class Plan:
         for name in stored_names(self.output):
             stored = Store(self.output, name).settings()
             for setting in (setting for setting in shared if stored.get(setting) != shared[setting]):
-                raise ValueError(
-                    f"`--output` {str(self.output)!r} holds generations of {name!r} made with {setting} "
-                    f"{stored.get(setting)!r}, not {shared[setting]!r}; use another folder."
-                )
+                what = f"of {name!r} made with {setting} {stored.get(setting)!r}, not {shared[setting]!r}"
+                raise ValueError(f"`--output` {str(self.output)!r} holds generations {what}; use another folder.")
 
     def check_same(self) -> None:
         """Raise `ValueError` where what is there was made otherwise, wherever the model lay."""
@@ -85,9 +72,9 @@ class Plan:
             stored = store.settings() if store.settings_path.is_file() else {}
             for name, value in self.settings(benchmark).items() if stored else ():
                 if name not in ("model", "batch_size") and stored.get(name) != value:
+                    what = f"{benchmark.name!r} with {name} {stored.get(name)!r}, not {value!r}"
                     raise ValueError(
-                        f"{str(self.output)!r} holds {benchmark.name!r} with {name} {stored.get(name)!r}, not "
-                        f"{value!r}; ask as before, or delete it and the table of the study."
+                        f"{str(self.output)!r} holds {what}; ask as before, or delete it and the table of the study."
                     )
 
     def stores(self) -> list[Benchmark]:
@@ -142,8 +129,7 @@ def check_pass_k(pass_k: Sequence[int], benchmarks: Sequence[Benchmark]) -> None
 
 
 def generate(plan: Plan, make_sampler: Callable[[], Sampler]) -> None:
-    """Draw what is missing; every response is on disk before the next batch starts. `make_sampler` loads the model or
-    reaches the server, and is called when something is missing."""
+    """Draw what is missing, each response onto disk; `make_sampler` loads the model, if any is."""
     sampler: Sampler | None = None
     with drawing_in(plan.output):
         for benchmark in plan.stores():
@@ -185,10 +171,7 @@ def score(
     """Grade and sum up one benchmark, with the answers that it has now. Raises `ValueError` where responses lack."""
     asked = _asked(benchmark)
     if missing := asked.keys() - generations.keys():
-        raise ValueError(
-            f"Benchmark {benchmark.name!r} lacks {len(missing)} of {len(asked)} responses; run the same command again "
-            "to draw the rest."
-        )
+        raise ValueError(f"Benchmark {benchmark.name!r} lacks {len(missing)} of {len(asked)} responses; run it again.")
     responses = [generations[key] for key in asked]
     verdicts = grade_many([response.text for response in responses], [example.answer for example in asked.values()])
     # Where grading failed there is no verdict: counted as wrong, and said.
@@ -282,24 +265,20 @@ def regrade(
         "model": settings["model"],
         "sampler": settings["sampler"],
         "prompt_template": settings["prompt_template"],
-        # Runs of earlier versions have `thinking` in place of two others.
-        "decoding": {name: settings[name] for name in (*asdict(DecodingSettings()), "thinking") if name in settings},
+        "decoding": {name: settings[name] for name in asdict(DecodingSettings())},
         **{name: stored[name] for name in _KEPT if name in stored},
         "benchmarks": {},
     }
     for benchmark in benchmarks or stored_benchmarks(folder):
         store = Store(folder, benchmark.store)
         if benchmark.store not in names:
-            raise ValueError(
-                f"{str(folder)!r} holds no generations of {benchmark.store!r}, only of {', '.join(names)}."
-            )
+            raise ValueError(f"{str(folder)!r} holds generations of {', '.join(names)}, none of {benchmark.store!r}.")
         results["benchmarks"][benchmark.name] = score(benchmark, store.read(), pass_k)
     return finish(results, folder, average or average_of(stored))
 
 
 def stored_benchmarks(output: str | Path) -> list[Benchmark]:
-    """The benchmarks that a run holds, with the answers it stored and without the problems' texts: those of its
-    `results.json`, clean subsets included, and what was drawn besides."""
+    """The benchmarks that a run holds, clean subsets included, with its answers and without problems."""
     folder = Path(output)
     reported = load_results(folder)["benchmarks"] if (folder / "results.json").is_file() else {}
     found = []
@@ -329,10 +308,7 @@ def load_results(run: str | Path) -> dict[str, Any]:
     path = Path(run) / "results.json"
     if not path.is_file():
         raise FileNotFoundError(f"{str(run)!r} has no results.json; evaluate it first.")
-    results = read_object(path, "delete it and regrade the run")
-    if not isinstance(results.get("benchmarks"), dict):
-        raise ValueError(f"{str(path)!r} holds no `benchmarks`; delete it and regrade the run.")
-    return results
+    return read_object(path, "delete it and regrade the run")
 
 
 def training_diagnostics(run: str | Path) -> dict[str, Any]:
@@ -342,9 +318,7 @@ def training_diagnostics(run: str | Path) -> dict[str, Any]:
     folder = Path(run)
     states = [*folder.glob("trainer_state.json"), *folder.glob("checkpoint-*/trainer_state.json")]
     if not states:
-        raise FileNotFoundError(
-            f"`--training_run` {str(run)!r} has no trainer_state.json; give the trainer's output_dir."
-        )
+        raise FileNotFoundError(f"`--training_run` {str(run)!r} has no trainer_state.json; give a run's output_dir.")
     loaded = [read_object(path, "name another checkpoint with `--training_run`") for path in states]
     newest = max(loaded, key=lambda state: state.get("global_step", 0))
 

@@ -1,7 +1,7 @@
 """Generations on disk: one JSONL file per benchmark, written before anything is graded; what makes a run resumable."""
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,7 @@ from .benchmarks import Benchmark
 
 @dataclass(frozen=True)
 class Generation:
-    """One response: of which problem and sample, drawn with which seed, its text with the thinking part, its length
-    where the sampler told it, whether the limit ended it, and the right answer, so that it can be graded again."""
+    """One response to a problem, as it was drawn, and the right answer, so that it can be graded again."""
 
     id: str
     sample: int
@@ -42,10 +41,8 @@ class Store:
         stored, settings = self.settings(), self.new_settings or {}
         for name in sorted(set(stored) | set(settings)):
             if stored.get(name) != settings.get(name):
-                raise ValueError(
-                    f"`--output` {str(self.output)!r} holds generations made with {name} {stored.get(name)!r}, not "
-                    f"{settings.get(name)!r}; use the same settings to go on, or another folder."
-                )
+                what = f"{name} {stored.get(name)!r}, not {settings.get(name)!r}"
+                raise ValueError(f"`--output` {str(self.output)!r} holds generations with {what}; use another folder.")
 
     def settings(self) -> dict[str, Any]:
         """What the generations were made with."""
@@ -55,7 +52,8 @@ class Store:
         """What is there, by problem and sample, the first of each. What a crash left of a line is passed over."""
         found: dict[tuple[str, int], Generation] = {}
         for _, entry in read_entries(self.path):
-            if generation := _generation(entry):
+            with suppress(TypeError):
+                generation = Generation(**entry)
                 found.setdefault((generation.id, generation.sample), generation)
         return found
 
@@ -70,24 +68,14 @@ class Store:
                 self._file = JsonlStore(self.path)
             self._file.append([asdict(generation) for generation in generations])
         except OSError as error:
-            raise OSError(
-                f"`--output` {str(self.output)!r} cannot be written ({error.strerror}); make room and run the same "
-                "command again: what was written is kept."
-            ) from None
+            said = "make room and run the same command again: what was written is kept"
+            raise OSError(f"`--output` {str(self.output)!r} cannot be written ({error.strerror}); {said}.") from None
 
     def close(self) -> None:
         """Close the file, where it was written to."""
         if self._file is not None:
             self._file.close()
             self._file = None
-
-
-_KINDS = {"id": str, "sample": int, "seed": int, "text": str, "tokens": int | None, "truncated": bool, "gold": str}
-
-
-def _generation(entry: dict[str, Any]) -> Generation | None:
-    known = entry.keys() == _KINDS.keys() and all(isinstance(entry[name], kind) for name, kind in _KINDS.items())
-    return Generation(**entry) if known else None
 
 
 def drawing_in(folder: str | Path) -> AbstractContextManager[None]:

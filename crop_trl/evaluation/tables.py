@@ -42,10 +42,10 @@ def _one_line(template: str) -> str:
 def _how_asked(results: Results) -> str:
     decoding = results["decoding"]
     modes = {True: "thinking on", False: "thinking off"}
-    options = {"enable_thinking": decoding.get("thinking"), **decoding.get("chat_template_kwargs", {})}
-    parts = [modes.get(options.pop("enable_thinking"), "the template's thinking mode")]
+    options = dict(decoding["chat_template_kwargs"])
+    parts = [modes.get(options.pop("enable_thinking", None), "the template's thinking mode")]
     parts += [f"{name} {value}" for name, value in options.items()]
-    form = f"chat messages, {', '.join(parts)}" if decoding.get("conversational", True) else "plain text"
+    form = f"chat messages, {', '.join(parts)}" if decoding["conversational"] else "plain text"
     return f"{form}, prompts `{_one_line(results['prompt_template'])}`"
 
 
@@ -129,21 +129,9 @@ def shared_benchmarks(runs: Iterable[Results]) -> list[str]:
 
 
 def main_table(runs: Sequence[Results], average: str = "clean") -> str:
-    """
-    The paper's main table: a row for each `label` of each `setting`, the best of a setting in bold; below it how far
-    CROP is above the strongest others.
-
-    Args:
-        runs (sequence of mappings):
-            Contents of `results.json`. Of those, `label`, `setting` and `benchmarks` are read, and `training` for the
-            method and its budget, where they are there. Runs of one label and setting are training seeds: their mean is
-            shown, and after Avg. its 95 % interval.
-        average (`str`, *optional*, defaults to `"clean"`):
-            Whether Avg. counts clean subsets (`"clean"`) or the benchmarks that they were taken from (`"whole"`).
-
-    Returns:
-        `str`: Markdown.
-    """
+    """The paper's main table: a row for each `label` of each `setting`, the best of a setting in bold; below it how far
+    CROP is above the strongest others. Runs of one label and setting are training seeds: their mean is shown, and after
+    Avg. its 95 % interval. `average` counts clean subsets (`"clean"`) or what they were taken from (`"whole"`)."""
     shared = shared_benchmarks(runs)
     counted, first = averaged(shared, average), runs[0]["benchmarks"]
     settings = list(dict.fromkeys(results.get("setting") for results in runs))

@@ -2,16 +2,3 @@
 
 from .context import SelectionContext, SelectionSettings, Signals, TopKLogprobs
 from .table import METHODS, Method, Selection, get_method, register_method, select
-
-__all__ = [
-    "METHODS",
-    "Method",
-    "Selection",
-    "SelectionContext",
-    "SelectionSettings",
-    "Signals",
-    "TopKLogprobs",
-    "get_method",
-    "register_method",
-    "select",
-]

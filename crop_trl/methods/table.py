@@ -56,8 +56,6 @@ class Method:
     needs_advantages: bool = False
 
     def __post_init__(self):
-        if isinstance(self.needs, str):
-            raise ValueError(f"`needs` must be a tuple of signal names, got the string {self.needs!r}.")
         if self.target == "student/original" and self.advantage is None:
             raise ValueError("`target` 'student/original' would teach the student what it does; name another signal.")
         if self.teacher_target is not None and self.advantage is not None:
@@ -66,9 +64,6 @@ class Method:
         for need in self.needs:
             split_signal(need)
         object.__setattr__(self, "needs_rewards", self.needs_rewards or self.needs_advantages)
-        for name in ("score", "weight", "teacher_target", "advantage", "keep"):
-            if getattr(self, name) is not None and not callable(getattr(self, name)):
-                raise ValueError(f"`{name}` must be a function of (signals, ctx), got {getattr(self, name)!r}.")
 
     @property
     def has_distribution(self) -> bool:
@@ -242,10 +237,7 @@ def _check_ranked(score: torch.Tensor, teacher: torch.Tensor, mask: torch.Tensor
     counts = torch.stack([mask.sum(), (mask & (torch.isfinite(score) | ~torch.isfinite(teacher))).sum()])
     candidates, ranked = (counts if gather is None else gather(counts)).view(-1, 2).sum(0).tolist()
     if candidates and not ranked:
-        raise ValueError(
-            f"Method {name!r} gives none of {candidates} tokens a finite score, so that all would be kept; mend its "
-            "score function, or the signals that it reads."
-        )
+        raise ValueError(f"Method {name!r} gives none of {candidates} tokens a finite score; mend its score function.")
 
 
 def select(

@@ -10,8 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 
 
 class AverageWeights:
-    """The average of a model's trainable weights over its optimizer steps, in fp32. Each process has that of the share
-    of them that it holds; before [`AverageWeights.start`] it is what the weights are."""
+    """The average of a model's trainable weights over its optimizer steps, in fp32, in the shares they are in."""
 
     def __init__(self, model: torch.nn.Module, decay: float):
         self.model, self.decay = model, decay

@@ -10,13 +10,10 @@ def decoder_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def compile_layers(model: torch.nn.Module) -> None:
-    """Compile the decoder layers of a model, in place: one graph for all of them and for every length. Layer by layer,
-    so that checkpointing, names and weights stay what they were. Raises `ValueError` where none is found."""
+    """Compile the decoder layers of a model, in place: one graph for all of them and for every length."""
     layers = decoder_layers(model)
     if not layers:
-        raise ValueError(
-            f"`compile_layers` found no decoder layers in {type(model).__name__}; leave it off for this model."
-        )
+        raise ValueError(f"`compile_layers` found no decoder layers in {type(model).__name__}; leave it off.")
     # One graph serves rows and lengths of every size but one; the limit is per function, shared by all layers, in
     # training, in scoring, and with a row alone.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 32)

@@ -27,8 +27,7 @@ def largest_of(accelerator: Accelerator) -> Callable[[int], int]:
 
 
 class RunningMeans:
-    """Means over all processes that cost one reduction, whatever their number; every process must add the same
-    names."""
+    """Means over all processes for one reduction; every process must add the same names."""
 
     def __init__(self):
         self._sums: dict[str, list[torch.Tensor]] = {}

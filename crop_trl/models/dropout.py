@@ -9,10 +9,7 @@ _RATE = re.compile(r"dropout|pdrop|layerdrop|jitter_noise")
 
 
 def remove_dropout(model: torch.nn.Module) -> bool:
-    """Set every rate of dropout in a model to 0, in place; whether there was any.
-
-    Modules of `torch.nn` hold theirs as `p`, others in attributes named so; some read their configuration as they
-    run."""
+    """Set every rate of dropout in modules and configurations to 0, in place; whether there was any."""
     modules = list(model.modules())
     holders = [vars(module) for module in modules]
     for module in modules:

@@ -45,10 +45,7 @@ def quantize_layers(model: nn.Module, device) -> None:
     a second copy of them; head, embeddings and norms stay as they are. Raises `ValueError` where it cannot work."""
     device = torch.device(device)
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
-        raise ValueError(
-            f"`teacher_quantization` 'fp8' needs a GPU with fp8 arithmetic, which {torch.cuda.get_device_name(device)} "
-            "has not; choose '8bit'."
-        )
+        raise ValueError("`teacher_quantization` 'fp8' needs an Ada or Hopper GPU, or a later one; choose '8bit'.")
     found = 0
     for layer in decoder_layers(model):
         for name, module in list(layer.named_modules()):
@@ -58,6 +55,4 @@ def quantize_layers(model: nn.Module, device) -> None:
                 setattr(layer.get_submodule(parent), own, Fp8Linear(module, device))
                 found += 1
     if not found:
-        raise ValueError(
-            f"`teacher_quantization` 'fp8' found no matrices to round in {type(model).__name__}; choose '8bit'."
-        )
+        raise ValueError(f"`teacher_quantization` 'fp8' finds no matrix in {type(model).__name__}; choose '8bit'.")

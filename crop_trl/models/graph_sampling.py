@@ -54,14 +54,11 @@ class _HalfLayer(StaticLayer):
 def make_sampler(model, args) -> "GraphSampler":
     """A sampler of the student. Raises `ValueError` for weights in pieces, and for a cache that is more than keys."""
     if zero_stage(args) == 3 or fsdp_version(args):
-        raise ValueError(
-            "`use_cuda_graphs` needs whole weights on each GPU; launch with ddp or zero2, or leave it off."
-        )
+        raise ValueError("`use_cuda_graphs` needs whole weights on each GPU; use ddp or zero2, or leave it off.")
     kinds = set(getattr(base_of(model).config.get_text_config(), "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"}:
         raise ValueError(
-            f"`use_cuda_graphs` works with full attention only, and the student has layers of "
-            f"{', '.join(sorted(kinds))}; leave it off, or use vLLM."
+            f"`use_cuda_graphs` works with full attention only, not {', '.join(sorted(kinds))}; leave it off."
         )
     half = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
     return GraphSampler(model, half or base_of(model).dtype, half is not None, args.compile_layers)
@@ -74,12 +71,6 @@ class GraphSampler:
     Under autocast the weights of its linear layers are copied in half precision before every batch, once, instead of
     being cast for every token; the values are those that autocast gives. A graph is captured for each number of rows,
     and again for rows that are longer than any before.
-
-    Args:
-        model (`PreTrainedModel` or `PeftModel`): On one device, its weights whole.
-        dtype (`torch.dtype`): Of autocast; that of the weights where there is none.
-        autocast (`bool`): Whether there is.
-        compiled (`bool`): Whether to compile the pass over one token of each row, once for each number of rows.
     """
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype, autocast: bool, compiled: bool = False):
@@ -113,8 +104,7 @@ class GraphSampler:
     def generate(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, generation_config: GenerationConfig, **kwargs
     ) -> torch.Tensor:
-        """As [`~transformers.GenerationMixin.generate`] with `do_sample`: prompts `[B, P]`, padded on the left, and
-        responses, padded on the right, `[B, P + N]`."""
+        """As `generate` with `do_sample`: prompts `[B, P]`, padded on the left, and responses, `[B, P + N]`."""
         model = self._sync()
         rows, width = input_ids.shape
         config = generation_config

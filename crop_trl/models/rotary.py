@@ -6,8 +6,7 @@ import torch
 
 
 def restore_rotary_frequencies(model: torch.nn.Module) -> None:
-    """Give rotary embeddings (`inv_freq`, made from `config` alone) their frequencies in fp32; warns where they were
-    rounded."""
+    """Give rotary embeddings (`inv_freq`) their frequencies in fp32; warns where they were rounded."""
     rounded = False
     for module in model.modules():
         names = [name for name, _ in module.named_buffers(recurse=False) if name.endswith("inv_freq")]
@@ -24,11 +23,8 @@ def restore_rotary_frequencies(model: torch.nn.Module) -> None:
             setattr(module, name, right.to(held.device))
             rounded = True
     if rounded:
-        warnings.warn(
-            f"The rotary frequencies of {type(model).__name__} were rounded when it was loaded or cast, which moves "
-            "late tokens; they are restored in float32.",
-            stacklevel=3,
-        )
+        name = type(model).__name__
+        warnings.warn(f"The rotary frequencies of {name} were rounded, and are restored in float32.", stacklevel=3)
 
 
 def check_rotary_lengths(model: torch.nn.Module, longest: int) -> None:

@@ -26,11 +26,8 @@ def warn_of_filters(model) -> None:
     found = {name: getattr(config, name, None) for name in _FILTERS}
     found = {name: value for name, value in found.items() if value and (name, value) != ("num_beams", 1)}
     if found:
-        warnings.warn(
-            f"The student's `generation_config` has {', '.join(f'{k}={v}' for k, v in found.items())}; rollouts leave "
-            "it aside, since the loss needs tokens that are drawn from the student's own distribution.",
-            stacklevel=3,
-        )
+        said = ", ".join(f"{name}={value}" for name, value in found.items())
+        warnings.warn(f"The student's `generation_config` has {said}; rollouts leave it aside.", stacklevel=3)
 
 
 @contextmanager

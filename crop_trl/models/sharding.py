@@ -48,8 +48,7 @@ def is_sharded(accelerator: Accelerator) -> bool:
 
 
 def keep_full_outputs(accelerator: Accelerator) -> None:
-    """Make FSDP2 leave the type of outputs alone, which it would round to bf16, and sum gradients in fp32; before
-    wrapping."""
+    """Make FSDP2 leave outputs alone, which it rounds to bf16, and sum gradients in fp32; before wrapping."""
     plugin = getattr(accelerator.state, "fsdp_plugin", None)
     policy = getattr(plugin, "mixed_precision_policy", None)
     if isinstance(policy, MixedPrecisionPolicy):
@@ -74,8 +73,7 @@ def gather_by_layer(model: torch.nn.Module, accelerator: Accelerator) -> None:
 
 @contextmanager
 def load_whole() -> Iterator[None]:
-    """Let `from_pretrained` give every process all weights, which ZeRO-3 would split and FSDP read in the first
-    alone."""
+    """Let `from_pretrained` give every process all weights, also under ZeRO-3 and FSDP."""
     reference = hf_deepspeed._hf_deepspeed_config_weak_ref
     config = None if reference is None else reference()
     hf_deepspeed.unset_hf_deepspeed_config()

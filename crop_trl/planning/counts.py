@@ -27,8 +27,7 @@ PAPER = {
 
 
 def counts_markdown(settings: TripletSettings, run: Mapping[str, Any]) -> str:
-    """The counts of an output directory, or before there is one of the input, as a table; `run` has the settings of a
-    training run, defaults included. Raises `ValueError` for settings that no run could have."""
+    """Counts of an output directory, or of the input, as a table; `run`: settings of a run, defaults included."""
     check_numbers({name: run[name] for name in ("num_counterfactuals", "num_paraphrases")}, 1, whole=True)
     check_numbers({name: run[name] for name in ("max_prompt_length", "prompts_per_step")}, 1, whole=True, optional=True)
     check_numbers({"max_steps": run["max_steps"]}, -1, whole=True)

@@ -56,14 +56,8 @@ class MemorySettings:
     gpu_gib: float = 80.0
 
     def __post_init__(self):
-        if self.strategy not in STRATEGIES:
-            raise ValueError(f"`strategy` {self.strategy!r} is not known: choose one of {', '.join(STRATEGIES)}.")
         if self.teacher_placement == "sharded" and self.strategy not in ("zero3", "fsdp2"):
-            raise ValueError(
-                f"`teacher_placement` 'sharded' needs `zero3` or `fsdp2`, and the launch is {self.strategy!r}; choose "
-                "'resident' or 'offload'."
-            )
-        check_number("processes", self.processes, 1, whole=True)
+            raise ValueError(f"`teacher_placement` 'sharded' needs `zero3` or `fsdp2`, and not {self.strategy!r}.")
         for name in ("gpu_gib", "mean_tokens", "longest_tokens"):
             check_number(name, getattr(self, name), 1)
 
@@ -193,8 +187,7 @@ def settings_from(
     gpu_gib: float = 80.0,
     mean_tokens: int | None = None,
 ) -> MemorySettings:
-    """The part of a run's settings (of a YAML file, or a config's `vars`) that memory depends on, sequences a third of
-    the longest by default. Raises `ValueError` for what a run would refuse."""
+    """What memory depends on of a run's settings; sequences are a third of the longest by default."""
 
     def get(name):
         value = given.get(name)
@@ -227,8 +220,6 @@ def settings_from(
     if get("use_peft"):
         adapter = adapter_parameters(student, count("lora_r"), get("lora_target_modules"), get("lora_modules_to_save"))
     share = check_number("vllm_gpu_memory_utilization", get("vllm_gpu_memory_utilization"), 0)
-    if share > 1:
-        raise ValueError(f"`vllm_gpu_memory_utilization` is a share of the GPU, at most 1, got {share}.")
     return MemorySettings(
         strategy=strategy,
         processes=processes,
@@ -256,14 +247,10 @@ def launch_of(file: str | Path) -> tuple[str, int]:
     if "deepspeed_config" in launch:
         stage = (launch["deepspeed_config"] or {}).get("zero_stage")
         if stage not in (0, 1, 2, 3):
-            where = f"`zero_stage` in {str(file)!r}"
-            raise ValueError(f"{where} must be 0, 1, 2 or 3, got {stage!r}; write it into the file.")
+            raise ValueError(f"`zero_stage` in {str(file)!r} must be 0, 1, 2 or 3, got {stage!r}.")
         if stage:
             return f"zero{stage}", processes
     if "fsdp_config" in launch:
-        version = (launch["fsdp_config"] or {}).get("fsdp_version", 1)
-        if version != 2:
-            raise ValueError(f"`fsdp_version` in {str(file)!r} must be 2, got {version!r}; a run refuses any other.")
         return "fsdp2", processes
     return ("single" if processes == 1 else "ddp"), processes
 

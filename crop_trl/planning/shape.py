@@ -26,10 +26,8 @@ class ModelShape:
         text = config.get_text_config()
         experts = [name for name, n in vars(text).items() if "experts" in name and isinstance(n, int) and n > 1]
         if experts:
-            raise ValueError(
-                f"The memory of {type(config).__name__} cannot be planned: it is a mixture of experts (`{experts[0]}` "
-                f"{getattr(text, experts[0])}), and the arithmetic is for dense models."
-            )
+            what = f"The memory of {type(config).__name__} cannot be planned"
+            raise ValueError(f"{what}: it is a mixture of experts (`{experts[0]}`), and this is for dense models.")
         try:
             heads = text.num_attention_heads
             head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
@@ -92,10 +90,8 @@ def adapter_parameters(
     ):
         for name in names:
             if name not in known:
-                raise ValueError(
-                    f"The memory of `{setting}` {name!r} cannot be planned: choose all-linear, or among "
-                    f"{', '.join(known)}."
-                )
+                what = f"The memory of `{setting}` {name!r} cannot be planned"
+                raise ValueError(f"{what}: choose all-linear, or among {', '.join(known)}.")
     layers = shape.layers * rank * sum(sum(in_a_layer[name]) for name in targets if name in in_a_layer)
     others = rank * sum(sum(outside[name]) for name in targets if name in outside)
     return layers + others + len(whole) * shape.hidden * shape.vocab

@@ -17,6 +17,3 @@ class Scorer(Protocol):
     def score(self, prompt_ids: Sequence[Sequence[int]], completion_ids: Sequence[Sequence[int]]) -> TopKLogprobs:
         """See [`~crop_trl.scoring.local.LocalScorer.score`]."""
         ...
-
-
-__all__ = ["Scorer", "TopKLogprobs"]

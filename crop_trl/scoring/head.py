@@ -14,8 +14,7 @@ from .projection import backbone_of, projection_of
 
 @dataclass
 class TokenHeadOutput(ModelOutput):
-    """What a patched model returns for the N chosen positions: top K or, with gradient, the entropy beside
-    log-probabilities, and those of given ids."""
+    """What a patched model returns for the N chosen positions."""
 
     logprobs: torch.Tensor | None = None  # [N], of each target (nats, fp32)
     entropy: torch.Tensor | None = None  # [N], of the full distribution (nats)

@@ -16,8 +16,7 @@ def padded_length(length: int, pad_to_multiple_of: int = 1) -> int:
 
 
 def group_by_length(lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
-    """Indices of batches of at most `tokens_per_batch` tokens, longest first, cut in order of length with the least
-    padding, where each further batch counts as much as 512 tokens."""
+    """Indices of batches of at most so many tokens, longest first, cut with the least padding."""
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     # cost[n]: cheapest way to cut the n longest; starts[n]: where its last batch begins.
     cost, starts = [0], [0]
@@ -41,8 +40,7 @@ def group_by_length(lengths: Sequence[int], tokens_per_batch: int) -> list[list[
 
 
 def split_balanced(lengths: Sequence[int], num_batches: int) -> list[list[int]]:
-    """Indices of exactly `num_batches` non-empty batches of similar length, longest first, the largest as small as
-    possible. Raises `ValueError` for fewer sequences than batches."""
+    """Indices of exactly `num_batches` batches, longest first, the largest as small as possible."""
     if len(lengths) < num_batches:
         raise ValueError(f"Cannot cut {len(lengths)} sequences into {num_batches} non-empty batches.")
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))

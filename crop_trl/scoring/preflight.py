@@ -74,9 +74,7 @@ def run_preflight(
         )
     sampled = alone.sampled_logprobs[0, : len(response)]
     if not (torch.isfinite(sampled).all() and torch.isfinite(alone.logprobs[0, : len(response)]).all()):
-        raise ValueError(
-            "The teacher's log-probabilities are not finite; load it in bfloat16 or float32 (`teacher_init_kwargs`)."
-        )
+        raise ValueError("The teacher's log-probabilities are not finite; load it in bfloat16 (`teacher_init_kwargs`).")
     longer = [*response, *prompt]
     company = scorer.score(
         [*others, prompt, prompt, prompt[-1:]], [*([longer] * len(others)), response, response[:1], response]

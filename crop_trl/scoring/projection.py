@@ -30,8 +30,7 @@ def backbone_of(model: PreTrainedModel) -> torch.nn.Module:
 
 @contextmanager
 def forward_as(module: torch.nn.Module, function: Callable) -> Iterator[None]:
-    """Let `function` be the forward of `module`, whose hooks then fire: weights over processes are gathered, for
-    backward too."""
+    """Let `function` be the forward of `module`, whose hooks then fire and gather its weights."""
     own = module.__dict__.get("forward")
     module.forward = function
     try:
@@ -178,8 +177,7 @@ class OwnHead:
 
 
 def projection_of(model: PreTrainedModel, forward: Callable, output_type: type, width: int) -> MatrixHead | OwnHead:
-    """The road for a model inside its forward, found out once, on random hidden states: small ones, and large ones
-    where a soft cap shows."""
+    """The road for a model inside its forward, found out once, on random small and large hidden states."""
     head, own = model.get_output_embeddings(), OwnHead(model, forward, output_type)
     if not _is_matrix(head) or head.in_features != width:
         return own

@@ -89,9 +89,7 @@ def _to_arrays(entries: Sequence[dict], targets: np.ndarray, top_k: int):
     # The sent token comes first in each dictionary. By rank it falls into place; as an extra entry it is not counted.
     top = np.bincount(rows[ranks <= top_k], minlength=len(entries))
     if (t := _where(top != top_k)) is not None:
-        raise WrongReply(
-            f"it returned {top[t]} of the {top_k} most likely tokens (`score_top_k`) at response position {t}"
-        )
+        raise WrongReply(f"it returned {top[t]} of the {top_k} most likely tokens (`score_top_k`) at position {t}")
     order = np.lexsort((ranks, rows))
     keep = order[(np.cumsum(counts) - counts)[:, None] + np.arange(top_k)]
     kept, kept_ids, of_sampled = logprobs[keep], ids[keep], logprobs[sampled]

@@ -106,10 +106,8 @@ class ServerScorer:
             server.identify(model)
             other = self.servers[0]
             if server.root != other.root:
-                raise ValueError(
-                    f"`teacher_server_urls` must all serve the same model, but {other} serves {other.root} and "
-                    f"{server} {server.root}; leave out one of them."
-                )
+                what = f"{other} serves {other.root} and {server} {server.root}"
+                raise ValueError(f"`teacher_server_urls` must all serve the same model, but {what}; leave one out.")
         first = process_index % len(urls)
         self._lanes = [*self.servers[first:], *self.servers[:first]] * requests_per_server
 

@@ -38,8 +38,7 @@ def parse_address(url: str) -> urllib3.util.Url:
 
 
 class Server:
-    """One server: what it serves (`root`) under which name (`model`), since when it fails, and until when it asked to
-    be left alone, in monotonic time."""
+    """One server: what it serves, since when it fails, until when it asked to be left alone."""
 
     def __init__(self, url: str, http: urllib3.PoolManager):
         parsed = parse_address(url)
@@ -92,10 +91,8 @@ class Server:
             self.failed(error, started)
             raise
         if served.get(self.model) != self.root:
-            raise ValueError(
-                f"Teacher server {self} came back with another model ({', '.join(served.values())} instead of "
-                f"{self.root}); start it with that one and resume from the last checkpoint."
-            )
+            others = ", ".join(served.values())
+            raise ValueError(f"Teacher server {self} came back with {others} instead of {self.root}; mend it.")
 
     def failed(self, error: Transient, started: float) -> None:
         """A request that was sent at `started` got no answer."""
@@ -140,9 +137,7 @@ class Server:
         told = re.search(r'"message":\s*"((?:[^"\\]|\\.)*)"', text)  # however a server or a gateway wraps it
         text = self._redact.message(told[1] if told else text)
         if status in (401, 403):
-            raise ValueError(
-                f"Teacher server {self} refuses the key in ${API_KEY} (HTTP {status}: {text}); export a valid one."
-            )
+            raise ValueError(f"Teacher server {self} refuses the key in ${API_KEY} (HTTP {status}: {text}); mend it.")
         if status in (408, 409, 425, 429) or status >= 500:
             raise Transient(f"HTTP {status}: {text}", retry_after=retry_after(answer.headers))
         remedy = next(remedy for words, remedy in _REMEDIES.items() if words in text)

@@ -47,19 +47,8 @@ class _Refused(ValueError):
 
 
 class TeacherService:
-    """
-    What a scorer answers to requests.
-
-    Args:
-        scorer ([`LocalScorer`]): Used by one thread alone.
-        name (`str`): What the model is called.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): To compare vocabularies with.
-        max_length (`int`): Most tokens of a prompt and its response.
-        max_top_k (`int`): Most entries a position.
-        max_bytes (`int`): Largest request.
-        dtype (`torch.dtype`): How log-probabilities are sent.
-        tokens_together (`int`): Tokens of waiting requests that are scored as one batch.
-    """
+    """What a scorer, which one thread alone uses, answers to requests for sequences of up to `max_length` tokens, those
+    of up to `tokens_together` waiting ones scored as one batch. The tokenizer is to compare vocabularies with."""
 
     def __init__(
         self,
@@ -67,14 +56,11 @@ class TeacherService:
         name: str,
         tokenizer,
         max_length: int,
-        max_top_k: int = 256,
-        max_bytes: int = 2**28,
         dtype: torch.dtype = torch.float32,
         tokens_together: int = 131072,
     ):
         self.scorer, self.name, self.tokenizer = scorer, name, tokenizer
-        self.max_length, self.max_top_k, self.max_bytes = max_length, max_top_k, max_bytes
-        self.dtype, self.tokens_together = dtype, tokens_together
+        self.max_length, self.dtype, self.tokens_together = max_length, dtype, tokens_together
         self._waiting: queue.Queue[_Asked | None] = queue.Queue()
         self._open = 0  # requests that were read and not answered yet
 
@@ -127,12 +113,7 @@ class TeacherService:
 
     async def _score(self, request: Request) -> Response:
         self._check_key(request)
-        body = bytearray()
-        async for piece in request.stream():
-            body += piece
-            if len(body) > self.max_bytes:
-                raise _Refused(413, f"the request has more than {self.max_bytes} bytes (`--max_request_mib`)")
-        asked = await run_in_threadpool(self._read, bytes(body))
+        asked = await run_in_threadpool(self._read, await request.body())
         self._open += 1
         try:
             self._waiting.put(asked)
@@ -150,8 +131,6 @@ class TeacherService:
         longest = max(len(p) + len(c) for p, c in zip(asked.prompts, asked.completions))
         if longest > self.max_length:
             raise _Refused(400, f"a sequence of {longest} tokens, of which the model takes {self.max_length}")
-        if asked.top_k > self.max_top_k:
-            raise _Refused(400, f"`score_top_k` {asked.top_k} is more than the server's `--max_top_k` {self.max_top_k}")
         return asked
 
     # ---------------------------------------------------------------- scoring

@@ -23,14 +23,10 @@ def check_scored(scored, completion_ids: Sequence[TokenIds], scorer: str) -> Non
             raise ValueError(f"{what} {name} as {type(getattr(scored, name)).__name__}; it must be a tensor.")
     ids, logprobs, sampled = (tuple(x.shape) for x in (scored.token_ids, scored.logprobs, scored.sampled_logprobs))
     if len(ids) != 3 or ids != logprobs or sampled != ids[:2] or ids[0] != batch or ids[2] < 1:
-        raise ValueError(
-            f"{what} token_ids {ids}, logprobs {logprobs} and sampled_logprobs {sampled} for {batch} responses; they "
-            "must be [B, T, K], [B, T, K] and [B, T] with K at least 1."
-        )
+        shapes = f"token_ids {ids}, logprobs {logprobs} and sampled_logprobs {sampled} for {batch} responses"
+        raise ValueError(f"{what} {shapes}; they must be [B, T, K], [B, T, K] and [B, T].")
     if sampled[1] != longest:
-        raise ValueError(
-            f"{what} {sampled[1]} positions for responses of up to {longest} tokens; they must be aligned."
-        )
+        raise ValueError(f"{what} {sampled[1]} positions for up to {longest} tokens; they must be aligned.")
     if scored.logprobs.numel() and scored.logprobs.amax() > _ABOVE_ZERO:
         raise ValueError(f"{what} logprobs of up to {scored.logprobs.amax():.3g}; they must be log-probabilities.")
 

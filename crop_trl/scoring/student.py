@@ -22,12 +22,9 @@ def warn_of_coarse_weights(student: torch.nn.Module, learning_rate: float) -> No
     """Warn when the trained weights have a type in which small updates round to nothing."""
     coarse = {p.dtype for p in student.parameters() if p.requires_grad} & {torch.bfloat16, torch.float16}
     if coarse:
-        warnings.warn(
-            f"The student's trainable weights are {str(coarse.pop()).removeprefix('torch.')}, where updates of "
-            f"`learning_rate` {learning_rate} can round to nothing; load it in float32 (bf16 then means mixed "
-            "precision).",
-            stacklevel=3,
-        )
+        kind = str(coarse.pop()).removeprefix("torch.")
+        said = f"updates of `learning_rate` {learning_rate} can round to nothing; load it in float32"
+        warnings.warn(f"The student's trainable weights are {kind}, where {said}.", stacklevel=3)
 
 
 def make_own_teacher(student: LocalScorer, source: str, average: AverageWeights | None = None) -> LocalScorer:

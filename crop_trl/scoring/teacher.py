@@ -12,7 +12,6 @@ from ..models.distributed import largest_of
 from ..models.fp8 import quantize_layers
 from ..models.rotary import check_rotary_lengths, restore_rotary_frequencies
 from ..models.sharding import load_whole, shard_teacher
-from ..text import masked
 from . import Scorer
 from .head import add_token_head
 from .local import LocalScorer
@@ -23,10 +22,8 @@ from .server import ServerScorer
 def connect_teacher(teacher: str | None, tokenizer: PreTrainedTokenizerBase | None, args) -> ServerScorer:
     """The scorer of a teacher on servers, after everything that can be checked without the student."""
     if teacher is not None and not isinstance(teacher, str):
-        raise ValueError(
-            f"`teacher` is a {type(teacher).__name__}, but `teacher_server_urls` puts the teacher on a server; remove "
-            "one of the two."
-        )
+        kind = type(teacher).__name__
+        raise ValueError(f"`teacher` is a {kind}, and `teacher_server_urls` is set; remove one of the two.")
     scorer = ServerScorer(
         args.teacher_server_urls,
         teacher,
@@ -45,15 +42,13 @@ def connect_teacher(teacher: str | None, tokenizer: PreTrainedTokenizerBase | No
     return scorer
 
 
-def load_teacher(path: str, init_kwargs: dict, given: dict | None) -> PreTrainedModel:
+def load_teacher(path: str, init_kwargs: dict) -> PreTrainedModel:
     """A causal language model from a folder or the hub, all of whose weights are there."""
     try:
         model, loaded = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True, **init_kwargs)
     except TypeError as error:
-        raise ValueError(
-            f"The teacher cannot be loaded with `teacher_init_kwargs` {masked(given)} ({error}); take out what "
-            "`from_pretrained` does not know."
-        ) from error
+        what = "take out of `teacher_init_kwargs` what `from_pretrained` does not know"
+        raise ValueError(f"The teacher cannot be loaded ({error}); {what}.") from error
     if loaded["missing_keys"]:
         missing = ", ".join(sorted(loaded["missing_keys"])[:3])
         raise ValueError(
@@ -78,8 +73,7 @@ def make_teacher(
     accelerator: Accelerator,
     end_token_id: int | None = None,
 ) -> Scorer:
-    """The scorer of a teacher: of a model, of one that is loaded from a path, or the scorer that is given;
-    `end_token_id` is that of its tokenizer."""
+    """The scorer of a teacher: of a model, of one that is loaded from a path, or the one that is given."""
     sharded, num_tokens = args.teacher_placement == "sharded", len(tokenizer)
     if isinstance(teacher, str):
         init_kwargs = {
@@ -94,7 +88,7 @@ def make_teacher(
             init_kwargs.setdefault("device_map", {"": accelerator.device})
         # ZeRO-3 splits the weights as they are read, so that no process ever holds them all.
         with nullcontext() if sharded and DistributedBackend(accelerator).is_zero3 else load_whole():
-            teacher = load_teacher(teacher, init_kwargs, args.teacher_kwargs)
+            teacher = load_teacher(teacher, init_kwargs)
     if isinstance(teacher, PeftModel):
         teacher = teacher.get_base_model()  # whose layers hold the adapter
     if not isinstance(teacher, PreTrainedModel):
@@ -120,19 +114,13 @@ def make_teacher(
         add_token_head(teacher)
         return LocalScorer(shard_teacher(teacher, accelerator), agree=largest_of(accelerator), **scoring)
     if any(hasattr(parameter, "ds_id") for parameter in teacher.parameters()):
-        raise ValueError(
-            "`teacher` is a model that ZeRO-3 split as it was loaded; pass its path, or set `teacher_placement` to "
-            "'sharded'."
-        )
+        raise ValueError("`teacher` is split by ZeRO-3; pass its path, or set `teacher_placement` to 'sharded'.")
     if args.teacher_quantization == "fp8":
         quantize_layers(teacher, accelerator.device)
     where = nullcontext()
     if args.teacher_placement == "offload":
         if getattr(teacher, "is_quantized", False):
-            raise ValueError(
-                "`teacher_placement` 'offload' does not work with a quantised teacher, whose weights stay on their "
-                "device; set it to 'resident'."
-            )
+            raise ValueError("`teacher_placement` 'offload' does not work for a quantised one; set it to 'resident'.")
         where = OffloadedWeights(teacher, accelerator.device)
     elif getattr(teacher, "hf_device_map", None) is None:  # else `device_map` said where
         teacher = teacher.to(accelerator.device)

@@ -13,8 +13,7 @@ _CPU_TILE_ELEMENTS = 2**24
 
 
 def head_transform(config) -> tuple[float | None, float]:
-    """`(softcap, scale)`: a model makes `z = head(h) * scale`, then `softcap * tanh(z / softcap)` unless it is
-    `None`."""
+    """`(softcap, scale)`: `z = head(h) * scale`, then `softcap * tanh(z / softcap)` unless it is `None`."""
     text = config.get_text_config()
     softcap = getattr(text, "final_logit_softcapping", None)
     for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):

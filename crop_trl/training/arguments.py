@@ -9,7 +9,7 @@ import transformers
 from peft import AutoPeftModelForCausalLM, PeftModel
 from transformers import AutoConfig, PreTrainedModel, TrainingArguments
 
-from ..checks import check_hub, check_own_weights, check_packages, told_of
+from ..checks import check_own_weights, check_packages, told_of
 from ..config import CROPConfig
 from ..methods import get_method
 from ..models.adapters import check_adapter, is_adapter, starts_at_nothing
@@ -34,9 +34,7 @@ def check_order(teacher, reward_funcs) -> None:
 
 
 def name_teachers(model, teacher, args, peft_config) -> dict[str, tuple[Any, CROPConfig]]:
-    """What each teacher is made of, by name, and the configuration as it is for it: a path, a model, a scorer, or
-    `None` on a server and where it has the student's own weights. Raises `ValueError` where there is nothing, or too
-    much."""
+    """What each teacher is made of (`None`: a server, the student's weights), and its configuration, by name."""
     if not isinstance(args, CROPConfig):
         raise ValueError(f"`args` must be a CROPConfig, got {type(args).__name__}; it takes the same fields and more.")
     if isinstance(teacher, Mapping) and not args.teachers:
@@ -78,16 +76,12 @@ def check_readers(teachers: Mapping[str, tuple[Any, CROPConfig]], args: CROPConf
     rewarded = bool(reward_funcs) and (args.reward_weights is None or any(args.reward_weights))
     method = get_method(args.method)
     if method.needs_advantages and reward_funcs and not rewarded and args.train:
-        raise ValueError(
-            f"Method {args.method!r} trains by the advantages that rewards give, and no reward has a weight "
-            f"(`reward_weights` {args.reward_weights}); give one, such as `--reward_weights 1`."
-        )
+        what = f"trains by rewards, and none has a weight (`reward_weights` {args.reward_weights})"
+        raise ValueError(f"Method {args.method!r} {what}; give one, such as `--reward_weights 1`.")
     for need in method.needs:
         reader, _ = split_signal(need)
         if reader not in (STUDENT, TEACHER, *teachers):
-            raise ValueError(
-                f"Method {args.method!r} reads {need!r}, and no teacher has that name; name it in `teachers`."
-            )
+            raise ValueError(f"Method {args.method!r} reads {need!r}, and `teachers` names no such teacher; add it.")
     reader, kind = split_signal(method.target)
     for name, (_, own) in teachers.items() if kind == ORIGINAL and args.train else ():
         source = own.teacher_source
@@ -109,10 +103,8 @@ def check_kinds(maker: str | None, needs: Sequence[str], who: str) -> None:
     """Raise `ValueError` where signals are to be read after prompts that have no conversation."""
     kinds = dict.fromkeys(kind for _, kind in map(split_signal, needs) if kind != ORIGINAL)
     if maker and kinds:
-        raise ValueError(
-            f"{who} reads prompts of the kind {', '.join(kinds)}, of which `{maker}` makes no conversation, only of "
-            "the original; choose a method that reads that alone, such as 'opd', or give plain functions as `tools`."
-        )
+        what = f"{who} reads prompts of the kind {', '.join(kinds)}, and `{maker}` makes those of the original alone"
+        raise ValueError(f"{what}; choose a method that reads that, such as 'opd', or give plain functions as `tools`.")
 
 
 def check_turns(args, given: Mapping[str, Any]) -> None:
@@ -125,10 +117,7 @@ def check_turns(args, given: Mapping[str, Any]) -> None:
     if given.get("rollout_func") is not None:
         raise ValueError(f"`rollout_func` and `{calling}` are both given; call the tools in `rollout_func`.")
     if args.use_cuda_graphs:
-        raise ValueError(
-            f"`use_cuda_graphs` keeps memory for each number of responses, which with `{calling}` is another in every "
-            "turn; leave it off, or use vLLM."
-        )
+        raise ValueError(f"`use_cuda_graphs` does not work with `{calling}`; leave it off, or use vLLM.")
     sharded = zero_stage(args) == 3 or fsdp_version(args) > 0
     waits = {
         launch_name(args): sharded and not args.use_vllm,
@@ -138,31 +127,26 @@ def check_turns(args, given: Mapping[str, Any]) -> None:
     }
     if args.world_size > 1 and any(waits.values()):
         how = next(name for name, so in waits.items() if so)
-        raise ValueError(
-            f"With `{calling}` processes sample different numbers of turns, and with {how} each turn waits for all of "
-            "them; let each have a vLLM of its own (`vllm_mode` 'colocate', no tensor parallelism, no sleep)."
-        )
+        what = f"With `{calling}` processes take different numbers of turns, and with {how} each turn waits for all"
+        raise ValueError(f"{what}; let each have a vLLM of its own (`vllm_mode` 'colocate', not split, without sleep).")
 
 
-def check_arguments(model, reward_funcs, args, processing_class=None, **kwargs) -> None:
+def check_arguments(model, reward_funcs, args, **kwargs) -> None:
     """Raise `ValueError` unless what the trainer is given goes together."""
     check_turns(args, kwargs)
-    if hasattr(processing_class, "tokenizer"):
-        raise ValueError(
-            f"`processing_class` is a {type(processing_class).__name__}, which reads images, and these are not "
-            "supported; pass its `tokenizer`."
-        )
     # An environment may give rewards of its own.
     unrewarded = reward_funcs is no_reward and kwargs.get("environment_factory") is None
     if unrewarded and get_method(args.method).needs_rewards:
         raise ValueError(f"Method {args.method!r} reads rewards; pass `reward_funcs` (`--reward accuracy`).")
     if unrewarded and args.lambda_opd == 0:
         raise ValueError("`lambda_opd` 0 without a reward trains nothing: raise it, or pass `reward_funcs`.")
-    frozen = not isinstance(model, str) and not any(p.requires_grad for p in model.parameters())
-    if frozen and kwargs.get("peft_config") is None:
+    if (
+        not isinstance(model, str)
+        and not kwargs.get("peft_config")
+        and not any(p.requires_grad for p in model.parameters())
+    ):
         raise ValueError("`model` has no weights that require a gradient; unfreeze some, or pass a `peft_config`.")
     check_packages(args)
-    check_hub(args)
     check_adapter(model, kwargs.get("peft_config"))
 
 

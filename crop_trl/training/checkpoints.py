@@ -36,8 +36,7 @@ class SaveError(RuntimeError):
 
 
 def checkpoint_to_resume(given: str | bool | None, args, rows=None, adapter: bool | None = None) -> str | None:
-    """The checkpoint that a run goes on from; `None`: from the start. Raises `ValueError` for one that it cannot go on
-    from; without `rows` prompts are not compared, without `adapter` the kind of student is not."""
+    """The checkpoint that a run goes on from, `None` for a start; raises `ValueError` where it cannot."""
     if given is None or str(given).lower() == "false":
         return None
     if str(given).lower() == "true":

@@ -12,7 +12,6 @@ from trl.trainer.utils import get_config_model_id
 from ..methods import get_method
 from ..prompts import (
     EMPTY,
-    NEGATIVE,
     REWORDINGS,
     TEACHER,
     check_rendering,
@@ -61,19 +60,10 @@ def check_columns(dataset, kinds: Sequence[str], method: str, limited: Sequence[
         )
     nowhere = [kind for kind in limited or () if not {prompt_column(kind), prompt_column(kind) + "s"} & set(first)]
     if nowhere:
-        raise ValueError(
-            f"`max_prompt_length_kinds` names {nowhere[0]!r}, but the dataset has no column "
-            f"`{prompt_column(nowhere[0])}`; take it out."
-        )
-    reserved = prompt_column(NEGATIVE)
-    if reserved in first or reserved + "s" in first:
-        warnings.warn(f"The column `{reserved}` is not read: unrelated prompts are drawn from the batch.", stacklevel=2)
+        column = prompt_column(nowhere[0])
+        raise ValueError(f"`max_prompt_length_kinds` names {nowhere[0]!r}, and there is no `{column}`; take it out.")
     if first.get("chat_template_kwargs") is not None:
-        warnings.warn(
-            "The column `chat_template_kwargs` is not read; set `chat_template_kwargs` for all rows.", stacklevel=2
-        )
-    if "prompts" in first:
-        raise ValueError("`prompts` is not a dataset column the trainer can take beside `prompt`; rename or drop it.")
+        warnings.warn("The column `chat_template_kwargs` is not read; set it for all rows.", stacklevel=2)
 
 
 def teacher_of(row: Mapping[str, Any], teachers: Sequence[str]) -> str:
@@ -236,8 +226,7 @@ def _fitting(dataset, check: RowCheck, talk: bool, progress: bool):
 
 
 def tokenizer_of(model, processing_class, setting: str, trust_remote_code: bool = False, revision: str | None = None):
-    """The tokenizer of a path or a model, or `None` when nothing tells. Raises `ValueError`, naming `setting`, for a
-    path without."""
+    """The tokenizer of a path or a model, or `None` when nothing tells; `setting` is for the message."""
     if processing_class is not None:
         return processing_class
     argument = f"{'teacher_' * setting.startswith('teacher_')}processing_class"
@@ -257,8 +246,7 @@ def tokenizer_of(model, processing_class, setting: str, trust_remote_code: bool 
 def check_same_tokenizer(
     student, teacher, processing_class=None, trust_remote_code: bool = False, revision: str | None = None
 ) -> int | None:
-    """Raise `ValueError`, naming a token, unless every id means the same to student and teacher; a scorer is believed.
-    Returned is the end token of the teacher's tokenizer, where there is one."""
+    """The teacher's end token; raises `ValueError` unless every id means the same to student and teacher."""
     if student is None or not isinstance(teacher, (str, PreTrainedModel)):
         return None
     theirs = tokenizer_of(teacher, processing_class, "teacher_model_name_or_path", trust_remote_code, revision)

@@ -20,16 +20,12 @@ def check_ends(args, teacher, tokenizer: PreTrainedTokenizerBase | None) -> None
     if isinstance(teacher, Scorer) and not isinstance(teacher, LocalScorer):
         theirs = f"a {type(teacher).__name__}"
     if theirs:
-        raise ValueError(
-            f"`stop_token_ids` {ids!r} does not work with {theirs}, which returns the log-probability of the sampled "
-            "end token alone; leave it out, or let the trainer load the teacher."
-        )
+        why = "which returns the sampled end token's log-probability alone"
+        raise ValueError(f"`stop_token_ids` {ids!r} does not work with {theirs}, {why}; leave it out.")
     unknown = [] if tokenizer is None or ids == DECLARED else [id for id in ids if id >= len(tokenizer)]
     if unknown:
-        raise ValueError(
-            f"`stop_token_ids` names {', '.join(map(str, unknown))}, and the tokenizer has {len(tokenizer)} tokens; "
-            f"name tokens that it has, or set it to {DECLARED!r}."
-        )
+        what = f"{', '.join(map(str, unknown))}, and the tokenizer has {len(tokenizer)} tokens"
+        raise ValueError(f"`stop_token_ids` names {what}; name others, or set it to {DECLARED!r}.")
 
 
 def share_ends(trainer) -> None:
@@ -51,11 +47,8 @@ def share_ends(trainer) -> None:
     student = trainer.model.get_base_model() if adapted else trainer.model
     student.generation_config.eos_token_id = ends
     if adapted:
-        warnings.warn(
-            "An adapter is saved without a `generation_config`, so whatever samples from it has to be told that the "
-            f"tokens {ends} end a response.",
-            stacklevel=2,
-        )
+        said = f"so tell what samples from it that the tokens {ends} end a response"
+        warnings.warn(f"An adapter is saved without a `generation_config`, {said}.", stacklevel=2)
     if trainer.use_vllm:
         engine = trainer.vllm_generation
         engine.generation_kwargs = {**engine.generation_kwargs, "stop_token_ids": ends}

@@ -54,8 +54,7 @@ class SelectionExport(RolloutCallback):
             except OSError as error:
                 # The run is worth more than one file of it.
                 warnings.warn(
-                    f"{str(path)!r} cannot be written ({error.strerror or error}); training goes on without it.",
-                    stacklevel=2,
+                    f"{str(path)!r} cannot be written ({error.strerror or error}) and is missing.", stacklevel=2
                 )
 
 
@@ -154,10 +153,7 @@ def read_export(folder: str | Path, steps: Sequence[int] | range | None = None) 
     if len(methods) > 1:
         # A run that was resumed with another method; its columns and what they mean change from there on.
         parts = ", ".join(f"{method!r} from {name} on" for method, name in methods.items())
-        raise ValueError(
-            f"{str(folder)!r} holds steps of several methods, {parts}; move the files of one of them to `{FOLDER}/` in "
-            "a folder of its own, or read the steps of one with `steps`."
-        )
+        raise ValueError(f"{str(folder)!r} holds steps of several methods, {parts}; read one's with `steps`.")
     metadata = tables[-1].schema.metadata
     return pa.concat_tables(tables, promote_options="default").replace_schema_metadata(metadata)
 

@@ -84,11 +84,8 @@ class StepMetrics:
             self._flush(mode)
             if self._metrics[mode]["selection/nonzero_scores"][-1:] == [0.0] and not self._warned_of_zeros:
                 self._warned_of_zeros = True
-                warnings.warn(
-                    f"Every score of step {self.state.global_step} is 0, so the budget keeps the first tokens of each "
-                    "response: are the prompts of a row the same text?",
-                    stacklevel=2,
-                )
+                said = f"Every score of step {self.state.global_step} is 0, so each response's first tokens are kept"
+                warnings.warn(f"{said}: are the prompts of a row the same text?", stacklevel=2)
         for teacher, scorer in self.teachers.items():
             whose = "" if teacher == TEACHER else f"{teacher}/"
             if getattr(scorer, "stats", None) is not None:

@@ -56,8 +56,7 @@ def histograms(rollout: RolloutRecord) -> dict[str, np.ndarray]:
 
 @dataclass(frozen=True)
 class ExampleResponse:
-    """One response for reading: decoded tokens, which of them are kept (`None`: the student did not write it), and the
-    scores that ranked them."""
+    """One response for reading: tokens, which are kept (`None`: not the student's), and their scores."""
 
     prompt: str
     pieces: list[str]
@@ -166,11 +165,8 @@ class RunReports(RolloutCallback, ABC):
                 self.send_responses(example_responses(rollout), rollout.step)
         except Exception as error:
             # A picture is not worth a run of hours.
-            warnings.warn(
-                f"{type(self).__name__} could not show the rollouts of step {rollout.step} "
-                f"({type(error).__name__}: {error}); training goes on without them.",
-                stacklevel=2,
-            )
+            said = f"could not show the rollouts of step {rollout.step} ({type(error).__name__}: {error})"
+            warnings.warn(f"{type(self).__name__} {said}.", stacklevel=2)
 
     def send_page(self, path: Path) -> None:
         """Keep the page that a run ends with; by default not."""
@@ -349,8 +345,4 @@ def send_page(trainer, path: Path) -> None:
             try:
                 callback.send_page(path)
             except Exception as error:
-                warnings.warn(
-                    f"{type(callback).__name__} could not keep {str(path)!r} ({type(error).__name__}: {error}); it "
-                    "stays there.",
-                    stacklevel=2,
-                )
+                warnings.warn(f"{type(callback).__name__} could not keep {str(path)!r} ({error}).", stacklevel=2)

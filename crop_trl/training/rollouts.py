@@ -32,9 +32,9 @@ class Rollouts:
         if self.environment_factories is not None:
             environment = row.get("environment") if self._multi_environment else None
             if environment not in self.environment_factories:
+                known = ", ".join(self.environment_factories)
                 raise ValueError(
-                    f"A row's `environment` is {environment!r}, and `environment_factory` has "
-                    f"{', '.join(self.environment_factories)}; name one of them."
+                    f"A row's `environment` is {environment!r}, of `environment_factory` {known}; name one."
                 )
             self._batch_environments = [environment] * len(prompts)
         return self._tokenize_prompts(prompts)[0]
@@ -50,14 +50,10 @@ class Rollouts:
         lengths, mask = [len(ids) for ids in output.get("completion_ids", ())], output.get("env_mask")
         if lengths and len(lengths) != len(prompts):
             raise ValueError(
-                f"`rollout_func` returned {len(lengths)} responses to {len(prompts)} prompts; return one to each: a "
-                "prompt with several responses is there several times."
+                f"`rollout_func` returned {len(lengths)} responses to {len(prompts)} prompts; give one each."
             )
         if mask is not None and [len(row) for row in mask] != lengths:
-            raise ValueError(
-                "`env_mask` of `rollout_func` must have a number for each of `completion_ids`, 1 for what the student "
-                "wrote and 0 for anything else; give each of its rows the length of that response."
-            )
+            raise ValueError("`env_mask` of `rollout_func` must have a 1 or 0 for each of `completion_ids`; give them.")
         return output
 
     @contextmanager

@@ -88,11 +88,8 @@ def check_finite(rollout: Rollout, reduce: Callable[[torch.Tensor], torch.Tensor
         sound = sound & torch.isfinite(rollout.target.logprobs).all(-1)
     count = int(reduce((selection.mask & ~sound).sum().reshape(1)))
     if count:
-        raise ValueError(
-            f"{count} of the tokens to train have a teacher log-probability, weight or advantage that is not finite; "
-            "load the teacher in bfloat16 or float32 (`teacher_init_kwargs`), or mend the scorer or method they come "
-            "from."
-        )
+        what = "have a teacher log-probability, weight or advantage that is not finite"
+        raise ValueError(f"{count} tokens to train {what}; load the teacher in bfloat16 (`teacher_init_kwargs`).")
 
 
 def cut_rollout(
@@ -103,8 +100,7 @@ def cut_rollout(
     layout: Mapping[str, Any],
     reduce: Callable[[torch.Tensor], torch.Tensor],
 ) -> list[MicroBatch]:
-    """Cut a rollout batch into the micro-batches of its `windows` steps, as many on every process; `reduce` sums over
-    processes."""
+    """Cut a rollout batch into micro-batches, as many on every process; `reduce` sums over processes."""
     keep = rollout.selection.mask.cpu()
     lengths = rollout.lengths
     order = torch.randperm(len(lengths)) if windows > 1 else torch.arange(len(lengths))

@@ -48,13 +48,12 @@ def test_an_interval_of_two_runs_stays_among_what_an_accuracy_can_be():
     assert curves.gains[0].over_opd.interval == (-1, 1)
 
 
-def test_the_papers_gains_from_a_csv(tmp_path):
-    lines = ["method,retention_ratio,accuracy"]
+def test_the_papers_gains(tmp_path):
+    runs = [StudentAccuracy("opd", None, 0.2382)]
     for ratio, (accuracy, gain) in PAPER.items():
-        lines += [f"crop,{ratio},{accuracy}", f"tip,{ratio},{accuracy - gain:.4f}", f"entropy,{ratio},0.2"]
-    lines.append("opd,,0.2382")
-    (tmp_path / "paper.csv").write_text("\n".join(lines) + "\n")
-    curves = budget_curves(read_runs([tmp_path / "paper.csv"]))
+        runs += [StudentAccuracy("crop", ratio, accuracy), StudentAccuracy("tip", ratio, accuracy - gain)]
+        runs.append(StudentAccuracy("entropy", ratio, 0.2))
+    curves = budget_curves(runs)
     assert [g.best for g in curves.gains] == ["tip"] * 4
     assert [round(100 * g.over_best.accuracy, 2) for g in curves.gains] == [1.59, 0.63, 0.48, 1.41]
     over_opd = [round(100 * g.over_opd.accuracy, 2) for g in curves.gains]
@@ -107,10 +106,9 @@ def test_what_a_training_run_says_of_itself_reaches_an_evaluation(tmp_path):
 
 def test_runs_of_equal_accuracy_without_a_seed_are_several(tmp_path):
     """Three runs, two of which came out alike, are three; the student before training is one, whoever reports it."""
-    rows = ["crop,0.2,0.6", "crop,0.2,0.6", "crop,0.2,0.75", "base,,0.4", "base,,0.4"]
-    # Spreadsheets put a byte order mark before the first column's name.
-    (tmp_path / "runs.csv").write_text("\n".join(["method,retention_ratio,accuracy", *rows]), encoding="utf-8-sig")
-    curves = budget_curves(read_runs([tmp_path / "runs.csv"]))
+    for number, after in enumerate((0.6, 0.6, 0.75)):
+        trained(tmp_path / f"crop{number}", "crop", 0.2, None, 0.4, after)
+    curves = budget_curves(read_runs([tmp_path]))
     assert curves.curves["crop"][0.2].runs == 3 and round(curves.curves["crop"][0.2].accuracy, 6) == 0.65
     assert curves.dense["base"].runs == 1
 
@@ -118,14 +116,7 @@ def test_runs_of_equal_accuracy_without_a_seed_are_several(tmp_path):
 MISTAKES = {
     "does not exist": "'{}/none' does not exist; give a folder of results",
     "empty": "'{}/empty' holds no result.json or results.json",
-    "percent.csv": "`accuracy` must be a share between 0 and 1, got 26.8",
-    "columns.csv": "lacks the columns accuracy",
-    "ratio.csv": "method 'crop' needs its `retention_ratio`",
-    "ratio_percent.csv": "ratio_percent.csv': `retention_ratio` must lie in (0, 1], got 20; write a fifth",
-    "ratio_nan.csv": "`retention_ratio` must lie in (0, 1], got nan",
-    "words.csv": "words.csv': `accuracy` must be a number, got 'high'",
-    "seed.csv": "seed.csv': `seed` must be a whole number, got 'a'",
-    "twice.csv": "have 0.3 and 0.5 for method 'opd' with seed 1, as on other data or with other settings; give one",
+    "twice": "have 0.3 and 0.5 for method 'opd' with seed 1; give one",
     "unknown": "does not say what was trained; evaluate it with `--training_run`",
     "broken": "is not whole JSON (cut off, perhaps); write it again with the program it came from",
 }
@@ -133,14 +124,8 @@ MISTAKES = {
 
 def test_mistakes(tmp_path):
     (tmp_path / "empty").mkdir()
-    (tmp_path / "percent.csv").write_text("method,accuracy\nopd,26.8\n")
-    (tmp_path / "columns.csv").write_text("method,score\nopd,26.8\n")
-    (tmp_path / "ratio.csv").write_text("method,accuracy\ncrop,0.3\n")
-    (tmp_path / "ratio_percent.csv").write_text("method,retention_ratio,accuracy\ncrop,20,0.3\n")
-    (tmp_path / "ratio_nan.csv").write_text("method,retention_ratio,accuracy\ncrop,nan,0.3\n")
-    (tmp_path / "words.csv").write_text("method,accuracy\nopd,high\n")
-    (tmp_path / "seed.csv").write_text("method,accuracy,seed\nopd,0.3,a\n")
-    (tmp_path / "twice.csv").write_text("method,accuracy,seed\nopd,0.3,1\nopd,0.4,2\nopd,0.5,1\n")
+    for number, (after, seed) in enumerate(((0.3, 1), (0.4, 2), (0.5, 1))):
+        trained(tmp_path / f"twice/{number}", "opd", None, seed, 0.1, after)
     write(tmp_path / "unknown/results.json", benchmarks={}, average=0.3, label="mine")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken/result.json").write_text("{")

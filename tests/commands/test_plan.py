@@ -17,8 +17,7 @@ ROOT = Path(__file__).parents[2]
         ("num_processes: 2", ("ddp", 2)),
         ("num_processes: 2\ndeepspeed_config: {zero_stage: 0}", ("ddp", 2)),
         ("num_processes: 2\ndeepspeed_config: {zero_stage: 3}", ("zero3", 2)),
-        ("deepspeed_config: {deepspeed_config_file: a.json}", "must be 0, 1, 2 or 3, got None; write it into the file"),
-        ("fsdp_config: {fsdp_version: 1}", "must be 2, got 1; a run refuses any other"),
+        ("deepspeed_config: {deepspeed_config_file: a.json}", "must be 0, 1, 2 or 3, got None"),
     ],
 )
 def test_reads_a_launch_file(tmp_path, text, expected):
@@ -58,7 +57,7 @@ def test_a_model_whose_name_says_its_size_is_planned_without_a_connection(capsys
     ("arguments", "sentence"),
     [
         (["--student", "9B", "--teacher", "4B"], "error: '9B' cannot be read; name a folder, or one of"),
-        (["--student", "1.7B"], "error: student and teacher are not known"),
+        (["--student", "1.7B"], "error: Student or teacher is not known"),
         (["--student", "4B", "--teacher", "4B", "--num_processes", "0"], "`num_processes` must be a whole number"),
         (["--accelerate_config", "zero4", "--student", "4B", "--teacher", "4B"], "'zero4' is no launch file: choose"),
     ],

@@ -71,9 +71,7 @@ def test_base_evaluates_and_trains_nothing_and_is_called_so_in_every_log(tmp_pat
 
 def test_an_output_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(
-        SystemExit, match=r"error: `output_dir` '.*file/out' cannot be written \(Not a directory\); give"
-    ):
+    with pytest.raises(SystemExit, match="error: .*Not a directory: '.*file/out'"):
         train.main([*TINY, "--output_dir", str(tmp_path / "file" / "out")])
 
 
@@ -153,19 +151,15 @@ MISTAKES = {
     ),
     "negative weight": (["--iw_max_weight", "-3"], "`iw_max_weight` must be a number of at least 1, got -3.0"),
     "teacher settings": (["--teacher_init_kwargs", "[1]"], "`teacher_init_kwargs` must be a JSON object"),
-    "teacher's type": (
-        ["--teacher_init_kwargs", '{"dtype": "float17"}'],
-        "`dtype` 'float17' in `teacher_init_kwargs` is no type of weights; take one such as 'bfloat16', or 'auto'",
-    ),
     "type under its old name": (
         ["--teacher_init_kwargs", '{"torch_dtype": "bfloat16"}'],
-        "`torch_dtype` in `teacher_init_kwargs` would not be read beside `dtype`",
+        "`torch_dtype` in `teacher_init_kwargs` is not read beside `dtype`",
     ),
     "no unrelated prompt": (
         ["--method", "credit", "--credit_num_negatives", "16"],
         "`credit_num_negatives` 16 needs as many other prompts in a batch of rollouts, which holds 16",
     ),
-    "quantised student": (["--load_in_4bit", "true"], "`load_in_4bit` is for the student, whose quantised weights are"),
+    "quantised student": (["--load_in_4bit", "true"], "`load_in_4bit` is for the student, which stays whole"),
     "adapter without use_peft": (
         ["--lora_r", "8"],
         "`lora_r` is for an adapter, and without `use_peft` all weights would be trained; add `--use_peft true`",
@@ -174,7 +168,6 @@ MISTAKES = {
         ["--use_liger_kernel", "true"],
         "needs the package liger_kernel, which is not installed",
     ),
-    "no hub": (["--push_to_hub", "true"], "`push_to_hub` needs the hub and a login to it ("),
     "mistyped": (["--retention_ration", "0.1"], "`--retention_ration` is no option of `crop-trl train`; did you mean"),
     "method and selector": (["--method", "opd", "--selector", "a.py:b"], "and `selector` 'a.py:b' exclude each other"),
     "two folders": (["--runs_dir", "runs"], "`runs_dir` and `output_dir` exclude each other; give one."),
@@ -202,7 +195,7 @@ def test_a_mistake_gets_one_sentence(tmp_path, monkeypatch, mistake):
 
 
 def test_an_argument_that_loading_a_teacher_does_not_know(tmp_path):
-    with pytest.raises(SystemExit, match="error: The teacher cannot be loaded with .* {'nonsense': 1} .*; take out"):
+    with pytest.raises(SystemExit, match="error: The teacher cannot be loaded .*'nonsense'.*; take out"):
         train.main([*TINY, "--output_dir", str(tmp_path), "--teacher_init_kwargs", '{"nonsense": 1}'])
 
 

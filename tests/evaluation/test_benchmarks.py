@@ -135,7 +135,6 @@ def test_unreachable_hub_gets_a_remedy(monkeypatch):
         ([{"problem": "p", "answer": "1", "id": {"a": 1}}], "has an `id` that is a dict"),
         ([{"problem": "p", "answer": float("nan")}], "row 1 has an `answer` that is 'nan'"),
         ([{"problem": "p", "answer": ["1", "2"]}], "row 1 has an `answer` that is"),
-        ([{"problem": "p", "answer": True}], "row 1 has an `answer` that is 'True'"),
     ],
 )
 def test_wrong_files_are_explained(tmp_path, rows, words):

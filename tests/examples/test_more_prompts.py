@@ -51,7 +51,7 @@ def test_rewards_without_weight_are_no_advantages(tmp_path, monkeypatch):
     """As the embedded task's configuration has them: watched alone."""
     monkeypatch.chdir(ROOT)
     given = ["--config", "examples/configs/tiny_math.yaml", "--use_cpu", "true", "--output_dir", str(tmp_path)]
-    with pytest.raises(SystemExit, match=r"'rlsd' trains by the advantages .* no reward has a weight .*\[0.0\]"):
+    with pytest.raises(SystemExit, match=r"'rlsd' trains by rewards, and none has a weight .*\[0.0\]"):
         train.main([*given, "--method", "rlsd"])
     with pytest.raises(SystemExit, match="Method 'rlcsd' needs the dataset columns prompt, right_prompt, wrong_prompt"):
         train.main([*given, "--method", "rlcsd", "--reward_weights", "1"])

@@ -100,8 +100,6 @@ def test_says_what_does_not_fit_and_what_to_change():
     plan = plan_memory(SMALL, LARGE, MemorySettings(gpu_gib=40, vllm_share=0.9, vllm_sleeps=True))
     assert plan.warning.startswith("The rollout phase") and "`vllm_gpu_memory_utilization`" in plan.warning
     assert plan_memory(SMALL, MIDDLE, MemorySettings(gpu_gib=80)).warning is None
-    with pytest.raises(ValueError, match="`strategy` 'zero4' is not known: choose one of single, ddp"):
-        MemorySettings(strategy="zero4")
 
 
 def test_reads_an_adapter_and_a_server_from_the_settings():
@@ -163,13 +161,12 @@ def test_a_mixture_of_experts_is_not_taken_for_a_dense_model():
 NO_RUN = [
     ({"teacher_quantization": "16bit"}, {}, "`teacher_quantization` '16bit' is not known: choose one of 8bit"),
     ({"teacher_placement": "cpu"}, {}, "`teacher_placement` 'cpu' is not known"),
-    ({"teacher_placement": "sharded"}, {"strategy": "zero2"}, "'sharded' needs `zero3` or `fsdp2`, and the launch"),
+    ({"teacher_placement": "sharded"}, {"strategy": "zero2"}, "'sharded' needs `zero3` or `fsdp2`, and not"),
     ({"prompts_per_step": 0}, {}, "`prompts_per_step` must be a whole number of at least 1, got 0"),
     ({"prompts_per_step": 4, "num_generations": 0}, {}, "`num_generations` must be a whole number of at least 1"),
     ({"max_completion_length": "4096"}, {}, "`max_completion_length` must be a whole number .* got '4096'"),
     ({"per_device_train_batch_size": 0}, {}, "`per_device_train_batch_size` must be a whole number of at least 1"),
     ({"retention_ratio": "0.5"}, {}, "`retention_ratio` must be a number of at least 0, got '0.5'"),
-    ({"vllm_gpu_memory_utilization": 30}, {}, "`vllm_gpu_memory_utilization` is a share of the GPU, at most 1"),
     ({}, {"processes": 0}, "`num_processes` must be a whole number of at least 1, got 0"),
     ({}, {"gpu_gib": -80.0}, "`gpu_gib` must be a number of at least 1, got -80.0"),
     ({}, {"gpu_gib": float("nan")}, "`gpu_gib` must be a number of at least 1, got nan"),

@@ -136,7 +136,7 @@ MISTAKES = {
     ),
     "bits twice": (
         {"teacher_quantization": "4bit", "teacher_init_kwargs": {"quantization_config": {}}},
-        "both say how to quantise the teacher",
+        "exclude each other",
     ),
     "no patience": ({"teacher_server_timeout": 0}, "`teacher_server_timeout` must be a number of at least 1, got 0"),
 }
@@ -151,7 +151,7 @@ def test_a_contradiction_gets_one_sentence(tmp_path, mistake):
 
 
 def test_a_model_beside_a_server(tmp_path):
-    with pytest.raises(ValueError, match="`teacher` is a Qwen3ForCausalLM, but `teacher_server_urls` puts the teacher"):
+    with pytest.raises(ValueError, match="`teacher` is a Qwen3ForCausalLM, and `teacher_server_urls` is set"):
         make_trainer(tmp_path, teacher_server_urls=["http://127.0.0.1:1"], rows=make_rows(8))
 
 

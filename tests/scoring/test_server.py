@@ -150,7 +150,7 @@ def test_what_may_pass_is_asked_again(teacher, monkeypatch):
 def test_what_will_not_pass_ends_the_run_at_once(teacher, monkeypatch):
     monkeypatch.setenv("TEACHER_API_KEY", "sk-secret-of-the-test")
     sentences = {
-        "few": "row 0: it returned 4 of the 5 most likely tokens (`score_top_k`) at response position 0",
+        "few": "row 0: it returned 4 of the 5 most likely tokens (`score_top_k`) at position 0",
         "ids": "row 0: it scored other tokens than were sent: at position 2 of prompt and response it has 49 for 3",
         "logits": "row 0: what it returned at response position 0 is no distribution over tokens",
         "no ids": "row 0: it returns no prompt_token_ids; use a server of vLLM",
@@ -326,7 +326,7 @@ def test_the_only_server_dies_and_comes_back(teachers, all_news, root):
     prompts, completions = [[i, 1] for i in range(20)], [[2, i] for i in range(20)]
     teacher.script(mode="die", count=1)
     if root != "toy":
-        with pytest.raises(ValueError, match="came back with another model .org/other instead of toy."):
+        with pytest.raises(ValueError, match="came back with org/other instead of toy."):
             scorer.score(prompts, completions)
         return
     assert_right(scorer.score(prompts, completions), prompts, completions)
@@ -343,7 +343,7 @@ def test_another_model_between_two_steps(teachers):
     teacher.kill()
     teacher.arguments = ("name", "org/other")
     teacher.start()
-    with pytest.raises(ValueError, match="came back with another model .org/other instead of org/teacher."):
+    with pytest.raises(ValueError, match="came back with org/other instead of org/teacher."):
         scorer.score(PROMPTS, COMPLETIONS)
 
 

@@ -84,7 +84,7 @@ def serve():
 
 @pytest.fixture(scope="module")
 def teacher(serve, folder):
-    return serve(folder, "--max_top_k", "8", "--max_request_mib", "1")
+    return serve(folder)
 
 
 @pytest.fixture(autouse=True)
@@ -136,8 +136,6 @@ def test_what_it_refuses(teacher):
         "no ids": (pack_request([[1]], [[]], K), 400, "lengths or ids that cannot be"),
         "an unknown id": (pack_request([[1]], [[10**6]], K), 400, "vocabulary entries"),
         "too long": (pack_request([[1] * 5000], [[2]], K), 400, "a sequence of 5001 tokens"),
-        "too many entries": (pack_request([[1]], [[2]], 9), 400, "`score_top_k` 9 is more than the server"),
-        "too large": (b"0" * (2**20 + 1), 413, "--max_request_mib"),
     }  # fmt: skip
     for what, (body, status, sentence) in asked.items():
         answer = teacher.ask("/score", body)
@@ -145,8 +143,6 @@ def test_what_it_refuses(teacher):
     for path, body in (("/score", pack_request([[1]], [[2]], K)), ("/v1/models", None), ("/detokenize", b"{}")):
         answer = teacher.ask(path, body, key="another")
         assert answer.status == 401 and KEY not in answer.data.decode()
-    with pytest.raises(ValueError, match="`score_top_k` 9 is more than the server's `--max_top_k` 8"):
-        ServerScorer([teacher.url], top_k=9).score([[1]], [[2]])
 
 
 def test_what_has_come_in_is_answered_before_it_stops(serve, folder, here):

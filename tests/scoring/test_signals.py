@@ -203,5 +203,5 @@ def test_entries_that_a_scorer_returns_beyond_k_are_left_out():
 
 def test_unknown_signal():
     for name in ("antonym", "/original", "teacher/", "teacher/a/b"):
-        with pytest.raises(ValueError, match=f"Unknown signal '{name}': it is teacher, student or the name of a teac"):
+        with pytest.raises(ValueError, match=f"Unknown signal '{name}': it is a reader, a slash and a kind of prompt"):
             prompt_kinds((name,))

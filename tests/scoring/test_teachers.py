@@ -253,7 +253,7 @@ REFUSED = {
     ),
     "nobody's setting": (
         {"teachers": {"a": {"path": "x"}}},
-        "Teacher 'a': 'path' is no setting of a teacher; choose of source, decay, model_name_or_path, revision,",
+        "Teacher 'a': 'path' is no setting; choose of source, decay, model_name_or_path, revision,",
     ),
     "a wrong place": (
         {"teachers": {"a": {"model_name_or_path": "x", "placement": "disk"}}},
@@ -268,7 +268,7 @@ REFUSED = {
     ),
     "a stranger": (
         {"teacher": {"left": make_model(1)}, "method": "compared"},
-        "Method 'compared' reads 'right/original', and no teacher has that name; name it in `teachers`.",
+        "Method 'compared' reads 'right/original', and `teachers` names no such teacher; add it.",
     ),
     "nobody's rows": (
         {"teacher": {"left": make_model(1), "right": make_model(2)}},

@@ -155,7 +155,7 @@ def test_from_a_command_line(tmp_path, given):
 
 def test_what_cannot_work_is_refused(tmp_path):
     for given in ([], "7;8", [-1], [True], 7.5, "all"):
-        with pytest.raises(ValueError, match="must be 'declared' or ids of tokens such as"):
+        with pytest.raises(ValueError, match="must be 'declared' or token ids such as"):
             CROPConfig(str(tmp_path), use_cpu=True, bf16=False, stop_token_ids=given)
     with pytest.raises(ValueError, match="`stop_token_ids` names 5000, and the tokenizer has"):
         make_trainer(tmp_path, stop_token_ids=[5000])

@@ -106,7 +106,7 @@ def test_a_resumed_run_holds_no_row_twice(tmp_path):
 def test_a_step_that_cannot_be_written_costs_a_warning(tmp_path):
     (tmp_path / FOLDER).write_text("in the way")
     trainer = make_trainer(tmp_path, selection_export_steps=1, max_steps=2)
-    with pytest.warns(UserWarning, match=r"step_000000\S+ cannot be written \(\S.*\); training goes on without it"):
+    with pytest.warns(UserWarning, match=r"step_000000\S+ cannot be written \(\S.*\) and is missing"):
         trainer.train()
     assert trainer.state.global_step == 2 and (tmp_path / FOLDER).read_text() == "in the way"
 

@@ -36,13 +36,8 @@ def test_a_last_batch_that_is_not_full_counts_for_what_it_holds(tmp_path, batch_
         ({"max_grad_norm": float("nan")}, "`max_grad_norm` must be a number of at least 0, got nan"),
         ({"max_grad_norm": -1.0}, "`max_grad_norm` must be a number of at least 0"),
         ({"learning_rate": float("nan")}, "`learning_rate` must be a number of at least 0, got nan"),
-        (
-            {"accelerator_config": {"split_batches": True}},
-            "`accelerator_config` with `split_batches` does not work here",
-        ),
         ({"distillation_loss": "kl"}, "`distillation_loss` 'kl' is not known: choose one of sampled, topk"),
         ({"topk_divergence": "tv"}, "`topk_divergence` 'tv' is not known: choose one of forward, reverse, jsd"),
-        ({"accelerator_config": {"dispatch_batches": True}}, "with `dispatch_batches` does not work here"),
     ],
 )
 def test_settings_that_would_train_something_else_are_refused(tmp_path, settings, sentence):

@@ -265,14 +265,9 @@ def test_secrets_of_a_command_line_are_hidden():
     assert changed[3] == "http://<hidden>@host/v1" and len(changed) == 4
 
 
-def test_backends_are_named_right_or_refused(tmp_path):
+def test_backends_are_named_with_commas_or_in_a_list(tmp_path):
     for given, names in (("tensorboard,wandb", ["tensorboard", "wandb"]), ("none", []), (["trackio"], ["trackio"])):
         assert CROPConfig(str(tmp_path), use_cpu=True, bf16=False, report_to=given).report_to == names
-    for given in ("wandbb", ["wandb", "tensorbord"]):
-        with pytest.raises(
-            ValueError, match=r"`report_to` '(wandbb|tensorbord)' is not known: choose one of none, all,"
-        ):
-            CROPConfig(str(tmp_path), use_cpu=True, bf16=False, report_to=given)
 
 
 def test_a_folder_is_not_taken_for_a_package(tmp_path, monkeypatch):

@@ -220,9 +220,7 @@ def test_methods_that_read_other_prompts_are_refused_for_what_they_read(tmp_path
             if not kinds:
                 conversing(tmp_path, way, method=name, preflight=False, reward_weights=[1.0])
                 continue
-            said = (
-                f"^Method '{name}' reads prompts of the kind {', '.join(kinds)}, of which `{way}` makes no conversation"
-            )
+            said = f"^Method '{name}' reads prompts of the kind {', '.join(kinds)}, and `{way}` makes those of"
             with pytest.raises(ValueError, match=said):
                 conversing(tmp_path, way, method=name, reward_weights=[1.0])
 
@@ -313,7 +311,7 @@ def test_evaluation_export_bank_and_heat_map(tmp_path, way):
 @pytest.mark.parametrize("way", ["environment_factory", "rollout_func"])
 def test_signals_that_there_are_not_are_refused(tmp_path, way):
     trainer = conversing(tmp_path, way, method="opd")
-    with pytest.raises(ValueError, match=f"`sample` reads prompts of the kind paraphrase, of which `{way}` makes no"):
+    with pytest.raises(ValueError, match=f"`sample` reads prompts of the kind paraphrase, and `{way}` makes those of"):
         trainer.sample(trainer.train_dataset.take(1), ["teacher/original", "teacher/paraphrase"])
 
 
@@ -325,17 +323,17 @@ def returning(**changes):
 def test_what_does_not_go_together_is_refused(tmp_path):
     for way, given, said in (
         ("tools", {"rollout_func": interrupted}, "`rollout_func` and `tools` are both given; call the tools in"),
-        ("tools", {"use_cuda_graphs": True}, "`use_cuda_graphs` keeps memory for each number of responses, .* `tools`"),
-        ("environment_factory", {"environment_factory": {"a": Doubler}}, "`environment` is None, .* has a; name one"),
+        ("tools", {"use_cuda_graphs": True}, "`use_cuda_graphs` does not work with `tools`"),
+        ("environment_factory", {"environment_factory": {"a": Doubler}}, "`environment` is None, .* a; name one"),
         (
             "rollout_func",
             {"rollout_func": returning(completion_ids=[[5]])},
-            "returned 1 responses to 8 prompts; return",
+            "returned 1 responses to 8 prompts; give",
         ),
         (
             "rollout_func",
             {"rollout_func": returning(env_mask=[[1]] * 8)},
-            "`env_mask` .* must have a number for each of",
+            "`env_mask` .* must have a 1 or 0 for each of",
         ),
     ):
         with pytest.raises(ValueError, match=said):
@@ -367,7 +365,7 @@ def test_processes_that_would_wait_for_each_other_are_refused():
         if how is None:
             check_turns(args, {"tools": [double]})
             continue
-        with pytest.raises(ValueError, match=f"With `tools` .* and with {how} each turn waits for all of them"):
+        with pytest.raises(ValueError, match=f"With `tools` .* and with {how} each turn waits for all"):
             check_turns(args, {"tools": [double]})
 
 

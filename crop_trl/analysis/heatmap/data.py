@@ -11,9 +11,7 @@ SURFACE = "Surface: moves when only the wording changes"
 MARGIN = "CROP margin"
 GAP = "Gap: student minus teacher, log-probability"
 
-DEFAULT_TITLE = "Which tokens of the answer depend on the problem, and which ones training uses"
-
-# A longer response is shown as a window of WINDOW positions round its peak, above an overview of the whole.
+# A longer response is shown as a window of WINDOW positions round its peak.
 LEGIBLE_TOKENS = 160
 WINDOW = 64
 
@@ -44,9 +42,7 @@ class ResponseHeatmap:
 
     `tokens` are decoded pieces which, joined, are the response. Each of `rows` has a value for each token; what stands
     before a colon in its label is its short name, values that are not finite are drawn as missing, and a long response
-    is centred on the peak of the last row. `scorer` is whose predictions the rows compare, for the explanation;
-    `styles` are by label. Raises `ValueError` when there is no token or no row, or one is not as long as the
-    response."""
+    is centred on the peak of the last row. `scorer` is whose predictions the rows compare, for the explanation."""
 
     tokens: list[str]
     rows: dict[str, Sequence[float]]
@@ -54,7 +50,6 @@ class ResponseHeatmap:
     prompt: str | None = None
     paraphrase: str | None = None
     counterfactual: str | None = None
-    title: str = DEFAULT_TITLE
     note: str = ""
     scorer: str = "teacher"
     others: dict[str, str] = field(default_factory=dict)  # prompts of any other kind
@@ -62,37 +57,33 @@ class ResponseHeatmap:
     verdict: str = ""  # whether the answer is right, in a sentence; in the picture
     wrong_from: int | None = None  # the first wrong token, where it is known; in the picture
     more_counterfactuals: Sequence[str] = ()  # beyond the one above, of which only the changed words are shown
-    styles: dict[str, RowStyle] = field(default_factory=dict)
 
     def __post_init__(self):
         self.tokens = [str(token) for token in self.tokens]
         self.rows = {str(label): [float(v) for v in values] for label, values in self.rows.items()}
         self.kept = [bool(k) for k in self.kept]
-        if not self.tokens or not self.rows:
-            raise ValueError("A heat map needs at least one token and one row of values.")
         for label, values in {**self.rows, **self.kept_by, "kept": self.kept}.items():
             if len(values) != len(self.tokens):
                 raise ValueError(f"Row {label!r} has {len(values)} values for {len(self.tokens)} tokens.")
-        self.title = self.title or DEFAULT_TITLE
-        guessed = {
-            label: RowStyle("signed" if any(v < 0 for v in values) else "blue", group=label)
-            for label, values in self.rows.items()
-        }
-        self.styles = {**guessed, **{k: s for k, s in CROP_STYLES.items() if k in guessed}, **self.styles}
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @property
     def is_long(self) -> bool:
-        """Whether the response is shown as a window above an overview."""
+        """Whether a window of the response is shown."""
         return len(self) > LEGIBLE_TOKENS
+
+    def style(self, label: str) -> RowStyle:
+        """How the values of a row become colours."""
+        signed = any(value < 0 for value in self.rows[label])
+        return CROP_STYLES.get(label) or RowStyle("signed" if signed else "blue", group=label)
 
     def limit(self, label: str) -> float:
         """The value of the strongest colour of a row: the largest magnitude in its group of rows."""
-        group = [k for k in self.rows if k == label or self.styles[k].group == self.styles[label].group]
+        group = [k for k in self.rows if self.style(k).group == self.style(label).group]
         largest = max((abs(v) for k in group for v in self.rows[k] if math.isfinite(v)), default=0.0)
-        return max(largest, self.styles[label].floor) or 1.0
+        return max(largest, self.style(label).floor) or 1.0
 
     def has_missing(self) -> bool:
         """Whether some value is not finite."""
@@ -111,21 +102,9 @@ class ResponseHeatmap:
         return start, start + WINDOW
 
     def summary(self) -> str:
-        """How many tokens are kept and how strong they are, in one sentence."""
+        """How many tokens are kept, in one sentence."""
         n_kept, n = sum(self.kept), sum(any(map(math.isfinite, values)) for values in zip(*self.rows.values()))
-        text = f"Kept for training: {n_kept:,} of {n:,} tokens ({100 * n_kept / max(n, 1):.0f} %)."
-        label, values = list(self.rows.items())[-1]
-        finite = [(v, k) for v, k in zip(values, self.kept) if math.isfinite(v)]
-        chosen, others = [v for v, k in finite if k], [v for v, k in finite if not k]
-        pale = 0.05 * self.limit(label)
-        weak = sum(v <= pale for v in chosen)
-        # Said only where it is so: another method, or none, may have chosen the tokens.
-        if self.styles[label].colour == "signed" and weak and others and min(chosen) >= max(others):
-            text += (
-                f" {weak:,} of these {'has' if weak == 1 else 'have'} next to no colour, or orange, in the row "
-                f"“{short_name(label)}”: the number of tokens to keep is fixed, so the next best fill it up."
-            )
-        return text
+        return f"Kept for training: {n_kept:,} of {n:,} tokens ({100 * n_kept / max(n, 1):.0f} %)."
 
     def _more_changes(self) -> str | None:
         """What each further counterfactual changes: `24 becomes 13; half becomes double`."""

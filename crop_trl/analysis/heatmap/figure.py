@@ -1,7 +1,5 @@
 """A heat map as a picture for print: prompts, legend, then the response in lines of tokens above rows of colour."""
 
-import math
-
 import numpy as np
 
 from ...text import CONTINUED, shorten, visible_text, visible_token
@@ -20,12 +18,12 @@ FRAME, MISSING, KEPT, WRONG = "#000000", "#d9d9d9", "#4d4d4d", "#b2182b"
 # Blue and orange keep apart for every common kind of colour blindness, and both darken in a grey print.
 BLUE = ("#ffffff", "#c6dbef", "#6baed6", "#2171b5", "#08306b")
 ORANGE = ("#ffffff", "#fdd9b5", "#fdae6b", "#d9600a", "#7f2704")
+TITLE = "Which tokens of the answer depend on the problem, and which ones training uses"
 REWORDED, CHANGED = "#fdd9b5", "#b9d5ee"
 
 
 def save_png(heatmap: ResponseHeatmap, path) -> None:
-    """Draw a heat map for print: all of a short response, else the close-up round its peak, with an overview of the
-    whole."""
+    """Draw a heat map for print: all of a short response, else the close-up round its peak."""
     figure = new_figure(WIDTH, 1.0, layout=None)
     page = Page(figure, figure.canvas.get_renderer())
     _draw(page, heatmap)
@@ -37,7 +35,7 @@ def _rgba(heatmap: ResponseHeatmap, label: str, values):
     """Colours of a row's values, `[n, 4]`; grey where there is none."""
     from matplotlib.colors import LinearSegmentedColormap, to_rgba
 
-    values, limit, kind = np.asarray(values, dtype=float), heatmap.limit(label), heatmap.styles[label].colour
+    values, limit, kind = np.asarray(values, dtype=float), heatmap.limit(label), heatmap.style(label).colour
     scale = {"blue": BLUE, "orange": ORANGE, "signed": ORANGE[:0:-1] + BLUE}[kind]
     missing = ~np.isfinite(values)
     scaled = np.where(missing, 0.0, values) / limit
@@ -47,7 +45,7 @@ def _rgba(heatmap: ResponseHeatmap, label: str, values):
 
 
 def _draw(page: Page, heatmap: ResponseHeatmap) -> None:
-    page.paragraph(visible_text(heatmap.title), 14, bold=True)
+    page.paragraph(TITLE, 14, bold=True)
     page.y += 0.05
     page.paragraph(explanation(heatmap), 9.5, colour=QUIET)
     page.y += 0.12
@@ -66,8 +64,6 @@ def _draw(page: Page, heatmap: ResponseHeatmap) -> None:
         page.paragraph(visible_text(heatmap.verdict), 10.5, bold=True)
         page.y += 0.14
     _draw_lines(page, heatmap, start, end)
-    if heatmap.is_long:
-        _draw_overview(page, heatmap)
     page.y += 0.05
     footer = [heatmap.summary(), visible_text(heatmap.note), "Grey: no value." if heatmap.has_missing() else ""]
     shown = "".join(visible_token(token) for token in heatmap.tokens[start:end])
@@ -75,7 +71,7 @@ def _draw(page: Page, heatmap: ResponseHeatmap) -> None:
     marks[CONTINUED] = "the rest of a character that takes several tokens"
     used = [f"{mark} {meaning}" for mark, meaning in marks.items() if mark in shown]
     if page.lost_glyphs:
-        used.append(f"{NO_GLYPH} a character that the fonts on this machine lack (the HTML version shows it)")
+        used.append(f"{NO_GLYPH} a character that the fonts on this machine lack ")
     if used:
         footer.append("Marks: " + ", ".join(used) + ".")
     for text in filter(None, footer):
@@ -145,7 +141,7 @@ def _draw_legend(page: Page, heatmap: ResponseHeatmap) -> None:
     slot = (WIDTH - 2 * EDGE - frame_width) / len(labels)
     top, bottom = page.y, page.y
     for index, label in enumerate(labels):
-        style, limit = heatmap.styles[label], heatmap.limit(label)
+        style, limit = heatmap.style(label), heatmap.limit(label)
         x, width = EDGE + index * slot, slot - gap
         page.y = top
         page.paragraph(short_name(label), 9.5, bold=True, x=x, width=width)
@@ -226,43 +222,3 @@ def _draw_lines(page: Page, heatmap: ResponseHeatmap, start: int, end: int) -> N
                 page.box(x + 0.012, page.y, width - 0.024, height + 0.015, edge=FRAME, line=2.0, order=3)
             x += width
         page.y += height + LINE_GAP
-
-
-def _draw_overview(page: Page, heatmap: ResponseHeatmap, columns: int = 800) -> None:
-    """The whole response, several positions a column, with the close-up marked."""
-    n, x, width = len(heatmap), EDGE + LABELS, WIDTH - 2 * EDGE - LABELS
-    per_column = math.ceil(n / columns)
-    bins = [range(i, min(i + per_column, n)) for i in range(0, n, per_column)]
-    # The last column may stand for fewer positions; the strip is drawn to the scale of whole columns.
-    width *= n / (len(bins) * per_column)
-    page.paragraph(f"Overview: the whole answer, tokens 1 to {n:,}", 10.5, bold=True)
-    if per_column > 1:
-        page.paragraph(
-            f"Each thin column stands for {per_column} tokens and shows the value furthest from zero among them; the "
-            "bottom row shows the share of them that is kept (black: all, white: none).",
-            9,
-            colour=QUIET,
-        )
-    page.y += 0.22
-    top, scale = page.y, width / n
-    for label, values in heatmap.rows.items():
-        strongest = [max((values[i] for i in b), key=lambda v: abs(v) if math.isfinite(v) else -1.0) for b in bins]
-        page.image(x, page.y, len(bins) * per_column * scale, 0.24, _rgba(heatmap, label, strongest)[None])
-        page.text(x - 0.1, page.y + 0.12, page.clean(short_name(label)), 8.5, ha="right")
-        page.y += 0.27
-    share = [[1 - sum(heatmap.kept[i] for i in b) / len(b)] * 3 for b in bins]
-    page.image(x, page.y, len(bins) * per_column * scale, 0.16, [share])
-    page.text(x - 0.1, page.y + 0.08, "kept", 8.5, ha="right")
-    page.box(x, page.y, width, 0.16, edge="#888888", line=0.5, order=2)
-    page.y += 0.16
-    start, end = heatmap.window()
-    left, right = x + start * scale, x + end * scale
-    page.box(left, top - 0.05, max(right - left, 0.04), page.y - top + 0.1, edge=FRAME, line=1.6, order=4)
-    page.text(min(max((left + right) / 2, x + 0.4), WIDTH - EDGE - 0.4), top - 0.13, "close-up", 8.5, ha="center")
-    step = 10 ** math.floor(math.log10(n))
-    step = step if n / step >= 4 else step // 4 if n / step < 2 else step // 2
-    for tick in [1, *range(step, n + 1, step)]:
-        at = x + (tick - 0.5) * scale
-        page.box(at, page.y + 0.03, 0.008, 0.05, face=QUIET)
-        page.text(at, page.y + 0.16, f"{tick:,}", 8, colour=QUIET, ha="center")
-    page.y += 0.32

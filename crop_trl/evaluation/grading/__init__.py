@@ -1,5 +1,3 @@
 """Whether a response's final answer is right; frozen, see `verdict.py`."""
 
 from .verdict import accuracy_reward, grade
-
-__all__ = ["accuracy_reward", "grade"]

@@ -67,8 +67,7 @@ _NUMERIC = re.compile(r"(?:[\d+\-*/^!(){}., ]|\\(?:frac|sqrt|pi|cdot|times|div|b
 
 
 def consistent(chain: list[str], scalars: Callable[[str, str], bool]) -> bool:
-    """Whether a chain says its last member: no other is a value unlike it (5 + 21 = 25), and the chain is no step
-    towards an unknown (2x = 10, x^2 = 25)."""
+    """Whether a chain says its last member: nothing unlike it, and no step towards an unknown (2x = 10)."""
     if _poses_equation(chain[0], chain[-1]):
         return False
     step = re.fullmatch(r"[+-]?\d*[a-z](?:[+-]\d+)?(?:/\d+)?", squeeze(chain[0]))

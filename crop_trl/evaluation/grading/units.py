@@ -104,8 +104,7 @@ def parse_unit(text: str) -> Unit | None:
 
 @dataclass(frozen=True)
 class Quantity:
-    """A value with what stood around it: `kind` is `"unit"`, `"percent"`, `"degree"` or `"radian"`; `sum` says that it
-    was given in several units."""
+    """A value with its unit; `kind`: unit, percent, degree or radian; `sum`: it was given in several units."""
 
     value: str
     kind: str

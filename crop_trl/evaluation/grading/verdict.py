@@ -161,9 +161,7 @@ def require_algebra() -> None:
     try:
         shared_pool().same("x+1", "1+x")
     except ImportError as error:
-        raise ImportError(
-            f"Grading these answers needs math-verify ({error}); install it with `pip install crop-trl[eval]`."
-        ) from None
+        raise ImportError(f"Grading needs math-verify ({error}); `pip install crop-trl[eval]`.") from None
 
 
 def grade(prediction: Any, gold: Any) -> bool:
