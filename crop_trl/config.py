@@ -182,6 +182,11 @@ class CROPConfig(GRPOConfig):
     )
     preflight: bool = option(True, "Check teacher, prompts and settings together on one row before training.")
     score_tokens_per_batch: int = option(16384, "Tokens of one scoring forward, padding included.")
+    score_ahead: bool = option(
+        False,
+        "Let teachers read each response as soon as the engine has finished it, while others are still written. Needs "
+        "`use_vllm` and teachers that share no card with the engine, as those on servers.",
+    )
     compile_layers: bool = option(
         False,
         "Compile the decoder layers of student and local teacher, and with `use_cuda_graphs` the sampling of a token; "

@@ -18,7 +18,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
 from datasets import Dataset, IterableDataset
 from transformers import PreTrainedModel, PrinterCallback, ProgressCallback
 from trl import GRPOTrainer
@@ -31,18 +30,15 @@ from .models.adapters import is_adapter
 from .models.distributed import gather_ragged
 from .models.graph_sampling import make_sampler
 from .prompts import (
-    NEGATIVE,
     STUDENT,
     TEACHER,
-    draw_negatives,
-    needs_negatives,
     prompt_column,
     prompt_kinds,
-    tokenize_variants,
 )
 from .scoring import Scorer
 from .scoring.signals import collect_signals
 from .training import data
+from .training.ahead import Ahead, check_ahead
 from .training.arguments import (
     check_arguments,
     check_kinds,
@@ -131,6 +127,7 @@ class CROPTrainer(StepMetrics, Rollouts, WholeCheckpoints, ModelCards, GRPOTrain
         check_readers(teachers, args, reward_funcs or kwargs.get("environment_factory"))
         reward_funcs = reward_funcs or no_reward
         check_arguments(model, reward_funcs, args, **kwargs)
+        check_ahead(args, teachers, kwargs)
         trust, revision = args.trust_remote_code, (args.model_init_kwargs or {}).get("revision")
         tokenizer = data.tokenizer_of(model, kwargs.get("processing_class"), "model", trust, revision)
         teachers, ends = connect_teachers(teachers, tokenizer, teacher_processing_class, trust)
@@ -161,6 +158,7 @@ class CROPTrainer(StepMetrics, Rollouts, WholeCheckpoints, ModelCards, GRPOTrain
         self._add_callbacks()
         self.scorers = make_scorers(self, teachers, ends)
         self._drawn = make_sampler(self.model, args).in_place if args.use_cuda_graphs else nullcontext
+        self.ahead = Ahead(self) if args.score_ahead else None
         # The update lays responses out as the student's scoring does.
         self._layout = self.scorers[STUDENT].layout
         row = next(iter(self.train_dataset), None) if args.preflight else None
@@ -205,6 +203,13 @@ class CROPTrainer(StepMetrics, Rollouts, WholeCheckpoints, ModelCards, GRPOTrain
         # with the other student signals.
         return None, None, None
 
+    def _rolled_out(self, inputs: list[dict[str, Any]], needs: Sequence[str]) -> dict[str, Any]:
+        """What GRPO samples and rewards, of which teachers may read some meanwhile."""
+        if self.ahead is not None:
+            prompt_ids = self._tokenize_prompts([row["prompt"] for row in inputs])[0]
+            self.ahead.begin(needs, *self._to_be_read(inputs, prompt_ids, needs))
+        return super()._generate_and_score_completions(inputs)
+
     def _scored(self, inputs: list[dict[str, Any]], output: dict[str, Any], needs: Sequence[str]) -> ScoredResponses:
         """What GRPO sampled and rewarded (`output`), with the signals that are asked for."""
         prompts = zip(output["prompt_ids"].tolist(), output["prompt_mask"].sum(-1).tolist(), strict=True)
@@ -226,14 +231,14 @@ class CROPTrainer(StepMetrics, Rollouts, WholeCheckpoints, ModelCards, GRPOTrain
         )
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        output = super()._generate_and_score_completions(inputs)
-        started = time.perf_counter()
         training = self.model.training
         mode = "train" if training else "eval"
         name = self.args.method if training else _EVALUATION_METHOD
         needs = list(methods.get_method(name).needs)
         if training and not self.args.on_policy and "student/original" not in needs:
             needs.append("student/original")
+        output = self._rolled_out(inputs, needs)
+        started = time.perf_counter()
         scored = self._scored(inputs, output, needs)
         signals = scored.signals
         first_row = self.accelerator.process_index * len(inputs)
@@ -295,7 +300,7 @@ class CROPTrainer(StepMetrics, Rollouts, WholeCheckpoints, ModelCards, GRPOTrain
         self.model.eval()
         self.num_generations_eval, self._metrics["eval"], self._logs = count, defaultdict(list), deepcopy(self._logs)
         try:
-            return self._scored(inputs, super()._generate_and_score_completions(inputs), needs)
+            return self._scored(inputs, self._rolled_out(inputs, needs), needs)
         finally:
             self.num_generations_eval, self._metrics["eval"], self._logs = before[1:]
             self.model.train(before[0])
@@ -308,21 +313,11 @@ class CROPTrainer(StepMetrics, Rollouts, WholeCheckpoints, ModelCards, GRPOTrain
         needs: Sequence[str],
     ) -> methods.Signals:
         """Compute signals for responses that were sampled, see [`~crop_trl.scoring.signals.collect_signals`]."""
-        prompts = {"original": [[ids] for ids in prompt_ids]}
-        for kind in prompt_kinds(needs)[1:]:
-            prompts[kind] = tokenize_variants(inputs, kind, lambda several: self._tokenize_prompts(several)[0])
-        if needs_negatives(needs):
-            first_row = self.accelerator.process_index * len(inputs)
-            prompts[NEGATIVE] = draw_negatives(
-                gather_object(prompt_ids),
-                range(first_row, first_row + len(inputs)),
-                self.args.credit_num_negatives,
-                self.args.credit_seed,
-                self.state.global_step,
-            )
-        teachers = [data.teacher_of(row, list(self.teachers)) for row in inputs]
+        prompts, own = self._to_be_read(inputs, prompt_ids, needs)
+        scorers = self.scorers if self.ahead is None else {**self.scorers, **self.ahead.scorers}
         with self._as_scored():
-            return collect_signals(needs, self.scorers, prompts, completion_ids, self.args.score_top_k, teachers)
+            signals = collect_signals(needs, scorers, prompts, completion_ids, self.args.score_top_k, own)
+        return signals.to(self.accelerator.device)  # a teacher may have another
 
     # ---------------------------------------------------------------- update
 

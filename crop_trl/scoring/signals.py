@@ -1,6 +1,6 @@
 """From a batch of rollouts to the signals that methods ask for."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -31,7 +31,7 @@ def check_scored(scored, completion_ids: Sequence[TokenIds], scorer: str) -> Non
         raise ValueError(f"{what} logprobs of up to {scored.logprobs.amax():.3g}; they must be log-probabilities.")
 
 
-def _place(full: TopKLogprobs | None, part: TopKLogprobs, rows: Sequence[int], batch: int, longest: int):
+def place(full: TopKLogprobs | None, part: TopKLogprobs, rows: Sequence[int], batch: int, longest: int):
     """Put the scores of some rows in their places among all `[B, T]`, where rows without any have an invalid mask."""
     if part.sampled_logprobs.shape == (batch, longest):
         return part
@@ -43,6 +43,24 @@ def _place(full: TopKLogprobs | None, part: TopKLogprobs, rows: Sequence[int], b
     for name, value in values.items():
         getattr(full, name)[list(rows), : value.size(1)] = value
     return full
+
+
+def who_reads(
+    needs: Sequence[str],
+    scorers: Iterable[str],
+    prompt_ids: Mapping[str, Sequence[Sequence[TokenIds]]],
+    own: Sequence[str],
+) -> dict[str, list[tuple[str, int, list[int]]]]:
+    """For each scorer that is asked, by name: signals, which prompt of their kind, and the rows that have it."""
+    found: dict[str, list[tuple[str, int, list[int]]]] = {}
+    for need in dict.fromkeys(needs):
+        reader, kind = split_signal(need)
+        for name in [name for name in scorers if name != STUDENT] if reader == TEACHER else [reader]:
+            read = [row for row in range(len(own)) if reader != TEACHER or own[row] == name]
+            for m in range(max((len(prompt_ids[kind][row]) for row in read), default=0)):
+                found.setdefault(name, []).append((need, m, [row for row in read if len(prompt_ids[kind][row]) > m]))
+            found.setdefault(name, [])
+    return found
 
 
 def collect_signals(
@@ -58,16 +76,8 @@ def collect_signals(
     `top_k` entries is left out. `teachers` has the name of each row's own, where there are several."""
     batch, longest = len(completion_ids), max(map(len, completion_ids), default=0)
     own = [TEACHER] * batch if teachers is None else teachers
-    jobs: dict[str, list[tuple[str, int, list[int]]]] = {}
-    for need in dict.fromkeys(needs):
-        reader, kind = split_signal(need)
-        for name in [name for name in scorers if name != STUDENT] if reader == TEACHER else [reader]:
-            read = [row for row in range(batch) if reader != TEACHER or own[row] == name]
-            for m in range(max((len(prompt_ids[kind][row]) for row in read), default=0)):
-                jobs.setdefault(name, []).append((need, m, [row for row in read if len(prompt_ids[kind][row]) > m]))
-            jobs.setdefault(name, [])
     parts: dict[str, dict[int, TopKLogprobs]] = {need: {} for need in needs}
-    for name, asked in jobs.items():
+    for name, asked in who_reads(needs, scorers, prompt_ids, own).items():
         # All processes call a model that is spread over them, also those without a row for it.
         if not asked and getattr(scorers[name], "agree", None) is None:
             continue
@@ -80,7 +90,7 @@ def collect_signals(
         start = 0
         for need, m, rows in asked:
             part = scored.rows(slice(start, start + len(rows)))
-            parts[need][m] = _place(parts[need].get(m), part, rows, batch, longest)
+            parts[need][m] = place(parts[need].get(m), part, rows, batch, longest)
             start += len(rows)
     signals = {need: [several[m] for m in sorted(several)] for need, several in parts.items()}
     for need, several in signals.items():

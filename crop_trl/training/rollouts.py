@@ -5,10 +5,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from accelerate.utils import gather_object
 from trl.models.utils import disable_gradient_checkpointing
 
 from ..models.sampling import own_distribution
-from ..prompts import normal_prompt
+from ..prompts import (
+    NEGATIVE,
+    ORIGINAL,
+    draw_negatives,
+    needs_negatives,
+    normal_prompt,
+    prompt_kinds,
+    tokenize_variants,
+)
+from .data import teacher_of
 
 
 class Rollouts:
@@ -38,6 +48,22 @@ class Rollouts:
                 )
             self._batch_environments = [environment] * len(prompts)
         return self._tokenize_prompts(prompts)[0]
+
+    def _to_be_read(self, inputs: Sequence[Mapping[str, Any]], prompt_ids: list[list[int]], needs: Sequence[str]):
+        """The prompts after which responses are read, by kind for each row those it has, and the row's own teacher."""
+        prompts = {ORIGINAL: [[ids] for ids in prompt_ids]}
+        for kind in prompt_kinds(needs)[1:]:
+            prompts[kind] = tokenize_variants(inputs, kind, lambda several: self._tokenize_prompts(several)[0])
+        if needs_negatives(needs):
+            first_row = self.accelerator.process_index * len(inputs)
+            prompts[NEGATIVE] = draw_negatives(
+                gather_object(prompt_ids),
+                range(first_row, first_row + len(inputs)),
+                self.args.credit_num_negatives,
+                self.args.credit_seed,
+                self.state.global_step,
+            )
+        return prompts, [teacher_of(row, list(self.teachers)) for row in inputs]
 
     def _generate_single_turn(self, *args, **kwargs):
         with self._as_scored(), own_distribution(self.model), self._drawn():

@@ -28,3 +28,17 @@ def fp32_models(tmp_path):
         AutoTokenizer.from_pretrained(f"{EMBEDDED}/{name}").save_pretrained(path)
         paths.append(str(path))
     return paths
+
+
+@pytest.fixture
+def loadable_weights(monkeypatch):
+    """On a CPU vLLM packs its weights and forgets how to load new ones; this leaves them as they are."""
+    import torch
+
+    utils = pytest.importorskip("vllm.model_executor.layers.utils")
+
+    def plain(layer, *arguments, **options):
+        layer.cpu_linear = torch.nn.functional.linear
+
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(utils, "dispatch_cpu_unquantized_gemm", plain)

@@ -18,18 +18,6 @@ from crop_trl.triplets import load_triplets
 pytestmark = pytest.mark.vllm
 
 
-@pytest.fixture
-def loadable_weights(monkeypatch):
-    """On a CPU vLLM packs its weights and forgets how to load new ones; this leaves them as they are."""
-    utils = pytest.importorskip("vllm.model_executor.layers.utils")
-
-    def plain(layer, *arguments, **options):
-        layer.cpu_linear = torch.nn.functional.linear
-
-    if not torch.cuda.is_available():
-        monkeypatch.setattr(utils, "dispatch_cpu_unquantized_gemm", plain)
-
-
 class Disturb(TrainerCallback):
     """Moves every weight after a step, far more than an update would."""
 

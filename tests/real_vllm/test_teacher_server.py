@@ -1,17 +1,11 @@
 """Scoring with a real vLLM server: it equals the model in this process, and survives being killed."""
 
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
 import torch
-import urllib3
 from tiny import make_trainer, metric
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -19,58 +13,17 @@ from crop_trl.scoring.local import LocalScorer
 from crop_trl.scoring.server import ServerScorer, TeacherServerError
 from crop_trl.triplets import load_triplets
 
+from .vllm_server import VllmServer
+
 pytestmark = pytest.mark.vllm
 TEACHER = "examples/tiny_math/models/teacher"
 K = 16
 
 
-class VllmServer:
-    """`vllm serve` of the embedded teacher in fp32, in a process group of its own."""
-
-    def __init__(self, log):
-        self.log = log
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}/v1"
-        self.start()
-
-    def start(self):
-        command = [
-            sys.executable,
-            "-m",
-            "vllm.entrypoints.openai.api_server",
-            "--model",
-            TEACHER,
-            "--host",
-            "127.0.0.1",
-        ]
-        command += ["--port", str(self.port), "--dtype", "float32", "--enforce-eager", "--max-logprobs", str(K)]
-        command += ["--no-enable-prefix-caching"]
-        environment = {k: v for k, v in os.environ.items() if k != "VLLM_ENABLE_V1_MULTIPROCESSING"}
-        with open(self.log, "a") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
-
-    def wait(self):
-        deadline = time.monotonic() + 300
-        while time.monotonic() < deadline and self.process.poll() is None:
-            try:
-                if urllib3.request("GET", self.url + "/models", retries=False, timeout=2).status == 200:
-                    return self
-            except urllib3.exceptions.HTTPError:
-                time.sleep(1)
-        pytest.fail(f"vLLM did not start: {open(self.log).read()[-2000:]}")
-
-    def kill(self):
-        """-9 to the server and its engine, as a machine that dies would."""
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     pytest.importorskip("vllm")
-    started = VllmServer(tmp_path_factory.mktemp("vllm") / "log.txt")
+    started = VllmServer(tmp_path_factory.mktemp("vllm") / "log.txt", TEACHER, "--max-logprobs", str(K))
     yield started.wait()
     if started.process.poll() is None:
         started.kill()
