@@ -20,8 +20,8 @@ from crop_trl import CROPConfig, CROPTrainer
 PARTS = ("step", "seconds/rollout", "seconds/scoring", "update")
 
 
-def make_trainer(args, methods: list[str]) -> CROPTrainer:
-    """A trainer with random models and, with `use_vllm`, an engine whose response lengths are given."""
+def make_trainer(args, methods: list[str], **more) -> CROPTrainer:
+    """A trainer with random models, `more` settings, and with `use_vllm` an engine whose response lengths are given."""
     cuda = args.device.startswith("cuda")
     folder = tempfile.mkdtemp()
     settings = CROPConfig(
@@ -45,10 +45,13 @@ def make_trainer(args, methods: list[str]) -> CROPTrainer:
         report_to="none",
         logging_steps=1,
         disable_tqdm=True,
+        **more,
     )
     tokenizer = make_tokenizer()
     student = save_model(make_model(args.student, args.device), tokenizer, f"{folder}/student")
-    teacher = make_model(args.teacher, args.device, torch.bfloat16 if cuda else torch.float32, seed=1)
+    teacher = None
+    if "teacher_server_urls" not in more:
+        teacher = make_model(args.teacher, args.device, torch.bfloat16 if cuda else torch.float32, seed=1)
     rows = draw_rows(args.responses // 4 * (settings.max_steps + 1))
     trainer = CROPTrainer(
         student, teacher, args=settings, train_dataset=Dataset.from_list(rows), processing_class=tokenizer
@@ -58,9 +61,8 @@ def make_trainer(args, methods: list[str]) -> CROPTrainer:
     return trainer
 
 
-def main() -> None:
-    """Parse, measure, record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_step_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of [`make_trainer`], and of measuring its steps."""
     parser.add_argument("--student", default="1.7B", choices=SHAPES)
     parser.add_argument("--teacher", default="4B", choices=SHAPES)
     add_rollout_arguments(parser)
@@ -73,6 +75,12 @@ def main() -> None:
     parser.add_argument("--checkpointing", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=False)
     add_measurement_arguments(parser, repeats=2)
+
+
+def main() -> None:
+    """Parse, measure, record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_step_arguments(parser)
     args = parser.parse_args()
 
     methods = ["crop", "opd"]

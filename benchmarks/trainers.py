@@ -61,11 +61,11 @@ class StepClock(TrainerCallback):
     """
     Seconds of each optimizer step, and of the part of it before the first forward of the update.
 
-    Attach with [`StepClock.attach`]. `methods`, if given, are taken in turns, one a step.
+    Attach with [`StepClock.attach`]. `methods`, if given, are taken in turns, one a step, by [`StepClock.take`].
     """
 
     def __init__(self, device: str, methods: Sequence[str] = ()):
-        self.device, self.methods = device, list(methods)
+        self.device, self.methods, self._turn = device, list(methods), None
         self.rows: list[dict] = []
         self._prepared = 0.0
 
@@ -84,10 +84,15 @@ class StepClock(TrainerCallback):
         trainer._prepare_inputs = timed
         trainer.add_callback(self)
 
+    def take(self, args, method: str) -> None:
+        """Let the next step be one of this method."""
+        args.method = method
+
     def on_step_begin(self, args, state, control, **kwargs):
         """Choose the step's method and start the clock."""
         if self.methods:
-            args.method = self.methods[state.global_step % len(self.methods)]
+            self._turn = self.methods[state.global_step % len(self.methods)]
+            self.take(args, self._turn)
         self._prepared, self._compiled = 0.0, calculate_time_spent()["total_wall_time"]
         synchronize(self.device)
         self._started = time.perf_counter()
@@ -99,7 +104,7 @@ class StepClock(TrainerCallback):
         metrics = {k: v[-1] for k, v in self.trainer._metrics["train"].items() if v}
         self.rows.append(
             {
-                "method": getattr(args, "method", "trl"),
+                "method": self._turn or getattr(args, "method", "trl"),
                 "step": step,
                 "prepare": self._prepared,
                 "update": step - self._prepared,

@@ -316,8 +316,7 @@ class CROPTrainer(StepMetrics, Rollouts, WholeCheckpoints, ModelCards, GRPOTrain
         prompts, own = self._to_be_read(inputs, prompt_ids, needs)
         scorers = self.scorers if self.ahead is None else {**self.scorers, **self.ahead.scorers}
         with self._as_scored():
-            signals = collect_signals(needs, scorers, prompts, completion_ids, self.args.score_top_k, own)
-        return signals.to(self.accelerator.device)  # a teacher may have another
+            return collect_signals(needs, scorers, prompts, completion_ids, self.args.score_top_k, own)
 
     # ---------------------------------------------------------------- update
 

@@ -166,9 +166,8 @@ def check_ahead(args: CROPConfig, teachers: Mapping[str, tuple[Any, CROPConfig]]
             "samples for all; set it to 'colocate', or leave `score_ahead` off."
         )
     for name, (teacher, own) in teachers.items():
-        apart = own.teacher_source == MODEL and own.teacher_placement == "resident"
-        apart = apart and (served or "device_map" in own.teacher_kwargs)
-        if not (own.teacher_server_urls or isinstance(teacher, Scorer) or apart):
+        resident = own.teacher_source == MODEL and own.teacher_placement == "resident"
+        if not (own.teacher_server_urls or isinstance(teacher, Scorer) or served and resident):
             with told_of(name):
                 raise ValueError(
                     "`score_ahead` needs a teacher that has a card to itself during the rollout: put it on a server "
