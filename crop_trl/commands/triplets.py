@@ -1,7 +1,8 @@
-"""Make, check and report original-paraphrase-counterfactual triplets with any OpenAI-compatible model.
+"""Make, check and report original-paraphrase-counterfactual triplets with an OpenAI-compatible or a local model.
 
     export OPENAI_API_KEY=...
     crop-trl triplets --input problems.jsonl --output triplets --max-cost 50
+    crop-trl triplets --input problems.jsonl --output local --engine vllm --model Qwen/Qwen3-8B --rules numbers
 
 Run the same command again to go on after an interruption. Needs `pip install crop-trl[openai]`.
 """
@@ -42,7 +43,8 @@ class Task:
 
 def main(argv: list[str] | None = None) -> int:
     """Do what is asked for. Returns 3 when triplets are left to make."""
-    with told(ValueError, OSError, LedgerError, EndpointError):
+    interrupted = "Interrupted. What was answered is kept; run again to go on."
+    with told(ValueError, OSError, LedgerError, EndpointError, interrupted=interrupted):
         settings, task = SettingsParser("triplets", (TripletSettings, Task), __doc__).read(argv)
         asked = [name for name, value in vars(task).items() if name != "seed" and value not in (None, False)]
         if len(asked) > 1:

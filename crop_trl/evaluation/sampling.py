@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ..prompts import prompt_text
 from ..retries import Stopped, Transient, Waiting, retry_after, retrying
 
 OPEN_THINK = "<think>"
@@ -71,19 +72,25 @@ def is_plain(tokenizer, settings: DecodingSettings) -> bool:
     return tokenizer.chat_template is None or not settings.conversational
 
 
-def render(tokenizer, prompt: str, settings: DecodingSettings) -> tuple[str, bool]:
-    """A prompt as the model reads it, and whether it ends in an open thinking part, which belongs to the response."""
+def render(tokenizer, prompt: str | list[dict[str, str]], settings: DecodingSettings) -> tuple[str, bool]:
+    """A user's turn, or messages, as the model reads it, and whether it ends in an open thinking part, which belongs to
+    the response."""
     if is_plain(tokenizer, settings):
-        return prompt, False
-    turn, options = [{"role": "user", "content": prompt}], settings.chat_template_kwargs
+        return prompt_text(prompt), False
+    turn = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    options = settings.chat_template_kwargs
     text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True, **options)
     return text, text.rstrip().endswith(OPEN_THINK)
 
 
 class TransformersSampler:
-    """Hugging Face generate; `dtype` of the weights is bfloat16 on an accelerator and float32 elsewhere by default."""
+    """
+    Hugging Face generate; `dtype` of the weights is bfloat16 on an accelerator and float32 elsewhere by default.
+    Another thread ends a batch at its next token by setting `stopped`.
+    """
 
     independent = False
+    stopped = False
 
     def __init__(self, model: str, settings: DecodingSettings, batch_size: int = 32, dtype: str | None = None):
         import torch
@@ -136,6 +143,7 @@ class TransformersSampler:
                 max_new_tokens=limit,
                 eos_token_id=sorted(self.ends) or None,
                 pad_token_id=self.tokenizer.pad_token_id,
+                stopping_criteria=[lambda ids, scores, **more: self.stopped],
                 **drawn,
             )
         for index, row in enumerate(output[:, length:].tolist()):

@@ -14,6 +14,7 @@ from ..retries import Stopped
 from .candidates import Round
 from .client import Answer, Client, EndpointError, RequestFailed, RequestRefused
 from .costs import Account, estimate_tokens, stated_usage
+from .engine import LocalClient
 from .ledger import Known, Ledger, LedgerError, request_key, served_digest
 from .outputs import now
 from .prompts import Templates
@@ -33,7 +34,7 @@ class Asker:
 
     settings: TripletSettings
     templates: Templates
-    clients: dict[str, Client]  # by kind of request
+    clients: dict[str, Client | LocalClient]  # by kind of request
     ledger: Ledger
     account: Account
     known: Known
@@ -69,7 +70,8 @@ class Asker:
             flaw = answer_flaw(answer["content"], answer["refusal"], answer["finish_reason"])
             found, flaws = (None, Counter([flaw])) if flaw else read(answer["content"])
             current.flaws.update({f"{kind}:{name}": count for name, count in flaws.items()})
-            if fresh:
+            # Of solutions many may be of no use: a problem can be too hard.
+            if fresh and not (self.settings.rules and kind == "critic"):
                 self._brake(kind, bool(found) or "no_candidates" in flaws, ", ".join(flaws))
             if found:
                 return found

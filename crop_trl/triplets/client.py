@@ -237,7 +237,8 @@ def _joined(content: Any) -> Any:
     return "".join(texts) if texts else None
 
 
-def describe_request(messages: list[dict[str, str]], name: str, schema: Mapping[str, Any]) -> str:
+def describe_request(messages: list[dict[str, str]], name: str = "", schema: Mapping[str, Any] | None = None) -> str:
     """A request for people to read."""
     parts = [f"[{message['role']}]\n{message['content']}" for message in messages]
-    return "\n\n".join([*parts, f"[response_format: JSON schema {name!r}]\n{json.dumps(schema)}"])
+    parts += [f"[response_format: JSON schema {name!r}]\n{json.dumps(schema)}"] if schema else []
+    return "\n\n".join(parts)

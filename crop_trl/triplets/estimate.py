@@ -6,6 +6,7 @@ from .costs import TOKEN_FIELDS, Account, estimate_tokens, given_prices
 from .outputs import OutputDirectory
 from .prompts import load_templates
 from .reading import CandidateFields
+from .rules import dry_run_by_rule
 from .settings import TripletSettings
 from .source import duplicates_line, read_problems
 
@@ -16,13 +17,15 @@ REPAIR_SHARE = 0.05  # of the problems go into a further round; the paper saw 3.
 
 def dry_run(settings: TripletSettings) -> str:
     """Two filled requests (the critic's without real candidates), and an estimate for the whole input; needs no key."""
-    templates = load_templates(settings.templates, settings.domain)
+    templates = load_templates(settings.templates, settings.domain, settings.rules)
     problem_set = read_problems(settings, templates.domain)
     problems = [problem for problem in problem_set.problems if not problem.excluded]
     excluded = len(problem_set.problems) - len(problems)
     lines = list(problem_set.notes)
     if not problems:
         return "\n".join([*lines, f"All {excluded} problems are excluded by the input screening; nothing to send."])
+    if settings.rules:
+        return "\n".join([*lines, dry_run_by_rule(settings, templates, problems)])
     example = problems[0]
     candidate = {name: f"({name} as the generator writes it)" for name in CandidateFields.model_fields}
     requests = {

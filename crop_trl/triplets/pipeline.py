@@ -21,12 +21,14 @@ from .asking import Asker
 from .candidates import Round, build_record, check_candidate, excluded_record
 from .client import Client, RequestFailed
 from .costs import Account, Prices, given_prices, listed_prices
+from .engine import CLIENTS, LocalClient
 from .latex import commands
 from .ledger import Known, Ledger, LedgerError, served_digest
 from .outputs import OutputDirectory, find_replaced, merge_records
 from .progress import Progress, on_interrupt
 from .prompts import Templates, load_templates, round_feedback
 from .reading import read_candidates, read_evaluations
+from .rules import round_by_rule
 from .settings import TripletSettings
 from .source import KNOWN_WRAPPERS, Problem, ProblemSet, read_problems
 
@@ -57,7 +59,7 @@ def generate_triplets(settings: TripletSettings, progress: bool = True) -> Tripl
 
 
 async def _generate(settings: TripletSettings, progress: bool) -> TripletRun:
-    templates = load_templates(settings.templates, settings.domain)
+    templates = load_templates(settings.templates, settings.domain, settings.rules)
     redact = Redactor(*settings.secrets())
     problem_set = read_problems(settings, templates.domain)
     for note in problem_set.notes:
@@ -97,9 +99,10 @@ async def _generate(settings: TripletSettings, progress: bool) -> TripletRun:
                 await ledger.append(entry := {"prices_of": model, "prices": asdict(prices)})
                 account.add(entry)
         async with AsyncExitStack() as stack:
-            clients: dict[str, Client] = {}
+            clients: dict[str, Client | LocalClient] = {}
             for model, own in models.items():
-                client = Client(own, known.mode(own), served_digest(own) in known.served)
+                served = served_digest(own) in known.served
+                client = CLIENTS[own.engine](own) if own.engine else Client(own, known.mode(own), served)
                 clients[model] = await stack.enter_async_context(client)
             by_kind = {kind: clients[own.model] for kind, own in asked.items()}
             asker = Asker(settings, templates, by_kind, ledger, account, known)
@@ -208,13 +211,17 @@ class Run:
                 # No further round: a rerun asks for what is missing here, and a later answer would not fit it.
                 rounds[-1].failed = str(failure)
                 break
-            if any(candidate.passes(self.settings.threshold) for candidate in rounds[-1].candidates):
+            if self.settings.rules or any(
+                candidate.passes(self.settings.threshold) for candidate in rounds[-1].candidates
+            ):
                 break
             feedback = round_feedback(rounds[-1].flaws, rounds[-1].candidates)
         return build_record(problem, rounds, self.settings.threshold, self.templates.version)
 
     async def _round(self, problem: Problem, number: int, feedback: str, current: Round) -> None:
         settings, domain = self.settings, self.templates.domain
+        if settings.rules:
+            return await round_by_rule(self.asker, problem, current)
         messages = self.templates.generator_messages(problem.text, settings.candidates, feedback)
         read = partial(read_candidates, limit=settings.candidates)
         written = await self.asker.ask("generator", messages, number, problem, current, read) or ()

@@ -25,6 +25,8 @@ REQUIRED = {
     "critic_system": (),
     "critic_user": ("original", "candidates_json"),
 }
+# Where a rule makes the counterfactual, the generator rewords and the critic solves.
+REQUIRED_BY_RULE = {"generator_user": ("problem",), "critic_user": ("problem",)}
 PLACEHOLDERS = {name for names in REQUIRED.values() for name in names}
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
@@ -63,7 +65,7 @@ class Templates:
     def generator_messages(self, problem: str, candidate_count: int, feedback: str = "") -> list[dict[str, str]]:
         """Chat messages that ask for candidates; `feedback` is what [`round_feedback`] made of an earlier round."""
         values = {"problem": problem, "candidate_count": str(candidate_count), "feedback": feedback}
-        return self._messages("generator", values)
+        return self.messages("generator", values)
 
     def critic_messages(self, original: str, candidates: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
         """Chat messages that ask for an evaluation of every candidate, numbered from 1 in the given order."""
@@ -72,17 +74,20 @@ class Templates:
             for number, candidate in enumerate(candidates, start=1)
         )
         values = {"original": original, "candidates_json": "[\n" + ",\n".join(lines) + "\n]"}
-        return self._messages("critic", values)
+        return self.messages("critic", values)
 
     def digest(self, kind: str) -> str:
         """A hash of the templates that `kind` of request (`generator`, `critic`) is made of."""
-        return _digest([self.texts[f"{kind}_{role}"] for role in ("system", "user")])
+        return _digest([text for name, text in self.texts.items() if name.startswith(kind)])
 
-    def _messages(self, kind: str, values: Mapping[str, str]) -> list[dict[str, str]]:
+    def messages(self, kind: str, values: Mapping[str, str]) -> list[dict[str, str]]:
+        """Chat messages of this kind with `values` in the places that its templates leave."""
         # A lone surrogate, which a model can write as a JSON escape, could not be sent: UTF-8 does not hold it.
         values = {name: _SURROGATE.sub("\ufffd", value) for name, value in values.items()}
         return [
-            {"role": role, "content": fill(self.texts[f"{kind}_{role}"], values).strip()} for role in ("system", "user")
+            {"role": name.removeprefix(f"{kind}_"), "content": fill(text, values).strip()}
+            for name, text in self.texts.items()
+            if name.startswith(kind)
         ]
 
 
@@ -91,21 +96,24 @@ def fill(template: str, values: Mapping[str, str]) -> str:
     return _PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), template)
 
 
-def load_templates(directory: str | Path | None = None, domain: str = "mathematics") -> Templates:
+def load_templates(
+    directory: str | Path | None = None, domain: str = "mathematics", rules: str | None = None
+) -> Templates:
     """
-    Read the four template files of a directory, by default those of the package, and put a domain's words into them.
-    Raises `ValueError` where one is missing, lacks a placeholder that it needs, or holds one that nothing fills.
+    Read the template files of a directory, by default those of the package, and put a domain's words into them. Raises
+    `ValueError` where one is missing, lacks a placeholder that it needs, or holds one that nothing fills.
     """
-    folder = Path(directory) if directory else DEFAULT_TEMPLATES
+    default = DEFAULT_TEMPLATES.with_name(rules) if rules else DEFAULT_TEMPLATES
+    folder = Path(directory) if directory else default
     loaded = load_domain(domain)
     texts = {}
-    for name, required in REQUIRED.items():
+    for name, required in (REQUIRED_BY_RULE if rules else REQUIRED).items():
         path = folder / f"{name}.txt"
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             raise ValueError(
-                f"`templates` {str(folder)!r} has no readable {path.name}; copy the files of {DEFAULT_TEMPLATES.name} "
+                f"`templates` {str(folder)!r} has no readable {path.name}; copy the files of {default.name} "
                 "from the package and edit them."
             ) from None
         text = fill(text, loaded.placeholders)

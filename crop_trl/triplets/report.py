@@ -197,7 +197,7 @@ def to_markdown(report: Mapping[str, Any]) -> str:
         f"Repair success rate: {repair['passed']:,} of {repair['eligible']:,} records that the first round left open "
         f"({_share(repair['passed'], repair['eligible'])}). Further passing candidates kept as alternates: "
         f"{report['alternates']:,}.",
-        f"## Critic-assigned confidence over the {accepted:,} accepted triplets",
+        f"## Confidence over the {accepted:,} accepted triplets",
         _table(
             ("Decision", "Mean", "5th pct.", "Median", "Minimum"),
             [
@@ -205,7 +205,7 @@ def to_markdown(report: Mapping[str, Any]) -> str:
                 for name, label in CONFIDENCE_NAMES.items()
             ],
         ),
-        "The critic reports these values itself; they are not calibrated.",
+        "A critic reports these values itself; they are not calibrated. With `rules` they are shares of solutions.",
         f"## Most frequent condition types ({types['distinct']:,} distinct labels)",
         _shares("Condition type", listed + ([("All other labels", others)] if others else []), accepted),
         "Labels are lower-cased and otherwise not merged.",

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
+from ..evaluation.sampling import DecodingSettings
 from ..prompts import check_template
 from ..text import is_secret
 from .costs import TOKEN_FIELDS as _PRICES
 from .costs import given_prices
 
+ENGINES = ("vllm", "transformers")
 OPENAI_URL = "https://api.openai.com/v1"
 RESPONSE_FORMATS = ("auto", "json_schema", "json_object", "text")
 # What a request holds in any case, and what to do instead of putting it into `extra_body`.
@@ -60,6 +62,12 @@ class TripletSettings:
 
     model: str = _option("gpt-5.1", "Name of the model that writes and judges candidates.")
     critic_model: str | None = _option(None, "Another model at the same endpoint that judges.")
+    engine: str | None = _option(
+        None, "Load `model` (a folder or hub name) into this process instead of asking an endpoint.", choices=[*ENGINES]
+    )
+    engine_options: str | None = _option(
+        None, """JSON object for vLLM's engine, such as '{"tensor_parallel_size": 2}'; transformers takes `dtype`."""
+    )
     base_url: str | None = _option(
         None, "An OpenAI-compatible endpoint, up to and including /v1. Default: $OPENAI_BASE_URL, or OpenAI."
     )
@@ -70,15 +78,24 @@ class TripletSettings:
         "How JSON is asked for: json_schema, json_object or text. auto: the first one the endpoint takes.",
         choices=list(RESPONSE_FORMATS),
     )
-    temperature: float | None = _option(None, "Sampling temperature; default: the endpoint's.")
+    temperature: float | None = _option(None, "Sampling temperature; default: the endpoint's, with `engine` 0.7.")
     reasoning_effort: str | None = _option(None, "For reasoning models: low, medium, high, ...")
     max_completion_tokens: int | None = _option(
         None, "Longest answer. May change between runs without asking anything anew."
     )
     extra_body: str | None = _option(
-        None, "JSON object merged into every request, for what an endpoint takes besides.", repr=False
+        None,
+        "JSON object merged into every request, for what an endpoint takes besides; an engine takes top_p and "
+        "chat_template_kwargs.",
+        repr=False,
     )
 
+    rules: str | None = _option(
+        None,
+        "Make the counterfactuals by rule; the model rewords and solves. numbers: one number is changed.",
+        choices=["numbers"],
+    )
+    samples: int = _option(5, "With `rules`: solutions of each text, whose share that agrees is the confidence.")
     candidates: int = _option(3, "Candidates a round, at most.")
     rounds: int = _option(2, "Rounds; from the second on the critic's reasons go along.")
     threshold: float = _option(0.85, "Smallest confidence that is accepted, for all three.")
@@ -88,7 +105,7 @@ class TripletSettings:
     domain: str = _option(
         "mathematics", "What problems and answers are: mathematics, coding, open_questions, or a YAML file of your own."
     )
-    templates: str | None = _option(None, "Directory with your own four template files.")
+    templates: str | None = _option(None, "Directory with your own template files.")
 
     concurrency: int = _option(64, "Requests in flight, at most.")
     timeout: float = _option(600.0, "Seconds until a request counts as lost.")
@@ -111,7 +128,9 @@ class TripletSettings:
         not_negative = (lambda value: 0 <= value < math.inf, "give 0 or more")
         price = (not_negative[0], "give dollars per million tokens, 0 or more")
         checks = {
-            **dict.fromkeys(("candidates", "rounds", "concurrency"), (lambda value: value >= 1, "give at least 1")),
+            **dict.fromkeys(
+                ("candidates", "rounds", "concurrency", "samples"), (lambda value: value >= 1, "give at least 1")
+            ),
             **dict.fromkeys(("malformed_retries", "max_retries", "max_backoff", "temperature"), not_negative),
             **dict.fromkeys(("limit", "max_completion_tokens", "max_cost", "timeout"), above_zero),
             **dict.fromkeys((f"{of}price_{name}" for of in ("", "critic_") for name in _PRICES), price),
@@ -119,11 +138,16 @@ class TripletSettings:
             "response_format": (RESPONSE_FORMATS.__contains__, f"choose one of {', '.join(RESPONSE_FORMATS)}"),
             "model": (str.strip, "name a model"),
             "critic_model": (str.strip, "name a model, or leave it out"),
+            "engine": (ENGINES.__contains__, "choose vllm or transformers, or leave it out"),
+            "rules": ("numbers".__eq__, "choose numbers, or leave it out"),
         }
         for name, (check, remedy) in checks.items():
             value = getattr(self, name)
             _require(value is None or check(value), name, value, remedy)
         self.extra_fields()
+        self._check_engine()
+        if self.rules:
+            self.response_format = "text"  # a paraphrase and a solution are no JSON
         given_prices(vars(self))
         try:
             url = urlsplit(self.endpoint)
@@ -136,12 +160,23 @@ class TripletSettings:
                 "`base_url` must not carry a user name, password or query string; put the key into "
                 f"{self.key_variable} and give the bare address."
             )
-        _require(reachable, "base_url", self.endpoint, "give an address such as http://127.0.0.1:8000/v1")
+        _require(
+            self.engine or reachable, "base_url", self.endpoint, "give an address such as http://127.0.0.1:8000/v1"
+        )
+
+    def _check_engine(self) -> None:
+        if not self.engine:
+            return _require(self.engine_options is None, "engine_options", self.engine_options, "give `engine` too")
+        _require(not self.base_url, "base_url", self.base_url, "leave it out, or `engine`, which needs none")
+        _require(self.model != type(self).model, "model", self.model, "with `engine`, give a folder or a hub name")
+        others = self.extra_fields().keys() - {"top_p", "chat_template_kwargs"}
+        _require(not others, "extra_body", sorted(others), "an engine takes top_p and chat_template_kwargs alone")
+        self.engine_fields(), self.decoding()
 
     @property
     def endpoint(self) -> str:
-        """The address that requests go to."""
-        return self.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
+        """The address that requests go to, or the name of the engine."""
+        return self.engine or self.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
 
     @property
     def key_variable(self) -> str:
@@ -180,18 +215,20 @@ class TripletSettings:
 
     def extra_fields(self) -> dict[str, Any]:
         """`extra_body` as a mapping."""
-        if self.extra_body is None:
-            return {}
-        try:
-            fields = json.loads(self.extra_body, parse_constant=_no_json)
-        except (ValueError, RecursionError):
-            fields = None
-        if not isinstance(fields, dict):  # it is not shown, since it may hold a key
-            raise ValueError("""`extra_body` is no JSON object; give one such as '{"top_p": 0.9}'.""")
+        fields = _json_object("extra_body", self.extra_body, '{"top_p": 0.9}')
         for name in fields:
             if name in OWN_FIELDS:
                 raise ValueError(f"`extra_body` may not hold {name!r}; {OWN_FIELDS[name]}.")
         return fields
+
+    def engine_fields(self) -> dict[str, Any]:
+        """`engine_options` as a mapping."""
+        return _json_object("engine_options", self.engine_options, '{"gpu_memory_utilization": 0.8}')
+
+    def decoding(self) -> DecodingSettings:
+        """How an engine draws its answers."""
+        given = {"temperature": self.temperature, "max_tokens": self.max_completion_tokens}
+        return DecodingSettings(**self.extra_fields(), **{k: v for k, v in given.items() if v is not None})
 
     def for_kind(self, kind: str) -> "TripletSettings":
         """As requests of this kind are made: the critic may be another model."""
@@ -212,6 +249,16 @@ class TripletSettings:
 def _require(condition: Any, name: str, value: Any, remedy: str) -> None:
     if not condition:
         raise ValueError(f"`{name}` is {value!r}; {remedy}.")
+
+
+def _json_object(name: str, text: str | None, example: str) -> dict[str, Any]:
+    try:
+        fields = json.loads("{}" if text is None else text, parse_constant=_no_json)
+    except (ValueError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict):  # it is not shown, since it may hold a key
+        raise ValueError(f"`{name}` is no JSON object; give one such as '{example}'.")
+    return fields
 
 
 def _no_json(constant: str) -> None:

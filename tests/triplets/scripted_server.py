@@ -311,7 +311,7 @@ class Server:
             return error(400, f"response_format {kind} is not supported", "invalid_request_error")
         if self.options.latency:
             await asyncio.sleep(self.options.latency)
-        system, user = (message["content"] for message in body["messages"])
+        system, user = (body["messages"][place]["content"] for place in (0, -1))
         # The forms of the shipped templates, and of the paper's.
         problem = re.search(r"(?:<problem>|<<<)\n(.*?)\n(?:</problem>|>>>)", user, re.DOTALL)[1]
         sent = re.search(r"^\[\n\{.*?^\]$", user, re.DOTALL | re.MULTILINE)
