@@ -1,4 +1,4 @@
-"""Triplets by vLLM in this process: the embedded teacher solves, and answers are held to a schema."""
+"""vLLM in this process holds the answers of the triplet program to a schema."""
 
 import asyncio
 import json
@@ -8,9 +8,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from crop_trl.files import read_jsonl
 from crop_trl.triplets.engine import VLLMClient
-from crop_trl.triplets.pipeline import generate_triplets
 from crop_trl.triplets.settings import TripletSettings
 
 pytestmark = pytest.mark.vllm
@@ -27,35 +25,6 @@ SCHEMA = {
 def vllm():
     """What every test here needs."""
     return pytest.importorskip("vllm")
-
-
-def test_the_embedded_teacher_solves_what_the_rule_made(fp32_models, tmp_path):
-    short = tmp_path / "short"
-    short.mkdir()
-    for name in ("generator_user", "critic_user"):
-        (short / f"{name}.txt").write_text("{problem}\nGive the answer in \\boxed{}.")
-    records = list(read_jsonl("examples/tiny_math/data/heldout.jsonl"))[:9]
-    source = tmp_path / "problems.jsonl"
-    rows = ({"id": r["id"], "problem": r["original_problem"], "answer": r["answer"]} for r in records)
-    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings = TripletSettings(
-        input=[str(source)],
-        output=str(tmp_path / "out"),
-        engine="vllm",
-        model=fp32_models[1],
-        engine_options=OPTIONS,
-        rules="numbers",
-        templates=str(short),
-        samples=3,
-        max_completion_tokens=250,
-    )
-    result = generate_triplets(settings, progress=False)
-    assert result.error is None and len(result.records) == 9
-    answers = [e["answer"] for e in read_jsonl(tmp_path / "out" / "ledger.jsonl") if "answer" in e]
-    assert {answer["mode"] for answer in answers} == {"text"}
-    # It solves what it is asked, whatever it is asked for: no paraphrase comes.
-    assert sum("\\boxed{" in answer["content"] for answer in answers) > len(answers) / 2
-    assert generate_triplets(settings, progress=False).requests == 0
 
 
 def test_an_answer_is_held_to_its_schema(tmp_path):

@@ -4,6 +4,7 @@ import importlib.util
 import re
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -61,8 +62,8 @@ def model(tmp_path_factory) -> str:
     special = {f"{name}_token": f"<{name}>" for name in ("pad", "eos", "unk")}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=known, chat_template=CHAT_TEMPLATE, **special)
     torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    sizes |= {"num_key_value_heads": 4, "head_dim": 16, "max_position_embeddings": 128}
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes |= {"num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 128}  # vLLM needs such heads
     config = Qwen3Config(vocab_size=len(tokenizer), eos_token_id=1, pad_token_id=0, bos_token_id=None, **sizes)
     network = Qwen3ForCausalLM(config)
     texts = [f"<user> {request} <eos> <assistant> {answer} <eos>" for request, answer in asked.items()]
@@ -114,16 +115,14 @@ def options(model, templates, problems, tmp_path) -> dict:
     }
 
 
-def test_a_rule_and_a_local_model_make_triplets(options, monkeypatch):
-    sizes, sample = [], TransformersSampler.sample
+VLLM_OPTIONS = '{"dtype": "float32", "enforce_eager": true, "gpu_memory_utilization": 0.3}'
 
-    def counted(self, prompts, *rest):
-        sizes.append(len(prompts))
-        return sample(self, prompts, *rest)
 
-    monkeypatch.setattr(TransformersSampler, "sample", counted)
+@pytest.mark.parametrize("engine", ["transformers", pytest.param("vllm", marks=pytest.mark.vllm)])
+def test_a_rule_and_a_local_model_make_triplets(options, engine):
+    options |= {"engine": engine} | ({"engine_options": VLLM_OPTIONS} if engine == "vllm" else {})
     result = generate_triplets(TripletSettings(**options), progress=False)
-    assert result.error is None and sum(sizes) == result.requests and 1 < max(sizes) <= 4
+    assert result.error is None and result.requests == len(answers_in(f"{options['output']}/ledger.jsonl")) > 20
     records = records_by_id(options["output"])
     statuses = {name: record["status"] for name, record in records.items()}
     assert statuses == {
@@ -153,9 +152,22 @@ def test_a_rule_and_a_local_model_make_triplets(options, monkeypatch):
     said = write_report(options["output"])
     assert "With `rules` they are shares of solutions." in said and "1 no paraphrase, 2 no number to change" in said
     # A rerun finds everything in the ledger and needs no model.
-    monkeypatch.setattr(TransformersSampler, "__init__", lambda *_: pytest.fail("a model was loaded"))
+    gone = Path(options["model"]).rename(f"{options['model']}-gone")
     result = generate_triplets(TripletSettings(**options | {"threshold": 0.9}), progress=False)
+    gone.rename(options["model"])
     assert (result.requests, {r["id"]: r["status"] for r in result.records}) == (0, statuses)
+
+
+def test_requests_that_wait_together_are_a_batch(options, monkeypatch):
+    sizes, sample = [], TransformersSampler.sample
+
+    def counted(self, prompts, *rest):
+        sizes.append(len(prompts))
+        return sample(self, prompts, *rest)
+
+    monkeypatch.setattr(TransformersSampler, "sample", counted)
+    result = generate_triplets(TripletSettings(**options), progress=False)
+    assert result.error is None and sum(sizes) == result.requests and 1 < max(sizes) <= 4
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
