@@ -42,11 +42,12 @@ async def round_by_rule(asker: Asker, problem: Problem, current: Round) -> None:
     ]
     current.critic_asked = True
     original = [problem.answer] if problem.answer else await solve(asker, problem, current, text)
-    reworded = await solve(asker, problem, current, current.candidates[0].fields["paraphrase_problem"])
-    kept = agreement(reworded, majority(original)) > 0.5
+    reworded, answer = [], majority(original)
+    if answer is not None:  # what cannot pass any more is not solved
+        reworded = await solve(asker, problem, current, current.candidates[0].fields["paraphrase_problem"])
     for candidate in current.candidates:
         altered = []
-        if kept and not candidate.violations:  # what cannot pass any more is not solved
+        if agreement(reworded, answer) > 0.5 and not candidate.violations:
             altered = await solve(asker, problem, current, candidate.fields["counterfactual_problem"])
         candidate.evaluation = evaluation(original, reworded, altered)
     current.selected = min(current.candidates, key=lambda candidate: candidate.rank).number
