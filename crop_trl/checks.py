@@ -15,7 +15,7 @@ from .methods import get_method
 from .methods.divergence import TARGET_DIVERGENCES
 from .models.sharding import fsdp_version, launched_processes, zero_stage
 from .prompts import TEACHER, needs_negatives
-from .scoring.placement import AVERAGE, MODEL, PLACEMENTS, QUANTIZATIONS, SOURCES, STUDENT
+from .scoring.placement import AVERAGE, MODEL, PLACEMENTS, QUANTIZATIONS, SOURCES, STUDENT, dtype_of
 from .scoring.server_http import parse_address
 from .text import masked
 
@@ -201,8 +201,12 @@ def _refuse(values: Mapping[str, Any], names: Sequence[str], why: str) -> None:
 
 def check_init_kwargs(name: str, given) -> None:
     """Keyword arguments of `from_pretrained` call the type of weights as it will be read."""
-    if isinstance(given, Mapping) and "torch_dtype" in given:
+    given = given if isinstance(given, Mapping) else {}
+    if "torch_dtype" in given:
         raise ValueError(f"`torch_dtype` in `{name}` is not read beside `dtype`, which always is set; call it `dtype`.")
+    value = given.get("dtype")  # a dictionary names one for each part of a model
+    if value not in (None, "auto") and not isinstance(value, dict) and dtype_of(value) is None:
+        raise ValueError(f"`dtype` {value!r} in `{name}` is no type of weights; take one such as 'bfloat16'.")
 
 
 def accumulation_steps(prompts_per_step: int, num_generations: int, per_device_train_batch_size: int) -> int:

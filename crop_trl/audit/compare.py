@@ -131,12 +131,10 @@ def relate_answers(benchmark: str | None, train: str | None) -> str:
     return "different"
 
 
-def check_limits(min_similarity: float, per_problem: int) -> None:
-    """Raise `ValueError` for a similarity outside [0, 1], or fewer than 1 candidate a problem."""
-    if not 0 <= min_similarity <= 1:
-        raise ValueError(f"`min_similarity` is {min_similarity}: choose a number in [0, 1].")
-    if per_problem < 1:
-        raise ValueError(f"`per_problem` is {per_problem}: choose at least 1 candidate text.")
+def check_similarity(least: float) -> None:
+    """Raise `ValueError` for a similarity outside [0, 1]."""
+    if not 0 <= least <= 1:
+        raise ValueError(f"`min_similarity` is {least}: choose a number in [0, 1].")
 
 
 def _key(tokens: Sequence[str]) -> bytes:
@@ -155,7 +153,6 @@ def audit(
     Candidates are exact matches; of each problem the `per_problem` best different texts from `min_similarity` on, and
     the best one from half of it on where it stands out; and the best of the `at_least` strongest problems of a
     benchmark."""
-    check_limits(min_similarity, per_problem)
     for name, problems in benchmarks.items():
         twice = [id for id, count in Counter(problem.id for problem in problems).items() if count > 1]
         if twice:

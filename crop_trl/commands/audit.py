@@ -11,7 +11,7 @@ import argparse
 import time
 from pathlib import Path
 
-from ..audit.compare import audit, check_limits, read_benchmark, read_train
+from ..audit.compare import audit, check_similarity, read_benchmark, read_train
 from ..audit.report import apply_verdicts, read_verdicts, summary_markdown, write_report
 from ..evaluation.benchmarks import NAMED, local_copy
 from .errors import told
@@ -38,13 +38,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         help="least similarity of a candidate; half of it for what stands out within its problem, none for the ten "
         "strongest problems of a benchmark",
     )
-    parser.add_argument("--per_problem", type=int, default=5, help="most candidate texts for one benchmark problem")
     return parser.parse_args(argv)
 
 
 def check_options(args: argparse.Namespace) -> dict[str, str]:
     """The benchmarks' files by name, empty for those of the hub. Raises `ValueError` for an option that is wrong."""
-    check_limits(args.min_similarity, args.per_problem)
+    check_similarity(args.min_similarity)
     files: dict[str, str] = {}
     for item in args.benchmark or NAMED:
         name, _, file = item.partition("=")
@@ -74,7 +73,7 @@ def main(argv: list[str] | None = None) -> None:
             return
         benchmarks = {name: own.get(name) or read_benchmark(copies[name]) for name in files}
         started = time.monotonic()
-        result = audit(train, benchmarks, args.min_similarity, args.per_problem)
+        result = audit(train, benchmarks, args.min_similarity)
         result.seconds = time.monotonic() - started
         if verdicts is not None:
             apply_verdicts(result, verdicts)

@@ -56,26 +56,26 @@ class Plan:
         if not all(gold.lstrip("+-").isdigit() for gold in golds):
             require_algebra()
         for benchmark in self.stores():
-            self.store(benchmark).check_settings()
+            self._refuse_other(benchmark.store, self.settings(benchmark))
         # Results name one model and one way to draw, so one folder holds no other.
-        shared = self.asked()
         for name in stored_names(self.output):
-            stored = Store(self.output, name).settings()
-            for setting in (setting for setting in shared if stored.get(setting) != shared[setting]):
-                what = f"of {name!r} made with {setting} {stored.get(setting)!r}, not {shared[setting]!r}"
-                raise ValueError(f"`--output` {str(self.output)!r} holds generations {what}; use another folder.")
+            self._refuse_other(name, self.asked())
 
     def check_same(self) -> None:
         """Raise `ValueError` where what is there was made otherwise, wherever the model lay."""
+        remedy = "ask as before, or delete it and the table of the study"
         for benchmark in self.stores():
-            store = self.store(benchmark)
-            stored = store.settings() if store.settings_path.is_file() else {}
-            for name, value in self.settings(benchmark).items() if stored else ():
-                if name not in ("model", "batch_size") and stored.get(name) != value:
-                    what = f"{benchmark.name!r} with {name} {stored.get(name)!r}, not {value!r}"
-                    raise ValueError(
-                        f"{str(self.output)!r} holds {what}; ask as before, or delete it and the table of the study."
-                    )
+            wanted = {k: v for k, v in self.settings(benchmark).items() if k not in ("model", "batch_size")}
+            self._refuse_other(benchmark.store, wanted, remedy)
+
+    def _refuse_other(self, name: str, wanted: dict[str, Any], remedy: str = "use another folder") -> None:
+        """Raise `ValueError` where generations of a benchmark were made with other settings."""
+        store = Store(self.output, name)
+        stored = store.settings() if store.read() else wanted
+        for setting, value in wanted.items():
+            if stored.get(setting) != value:
+                what = f"{name!r} with {setting} {stored.get(setting)!r}, not {value!r}"
+                raise ValueError(f"{str(self.output)!r} holds {what}; {remedy}.")
 
     def stores(self) -> list[Benchmark]:
         """What is generated: each store once, with the most problems that any benchmark takes from it."""

@@ -34,16 +34,6 @@ class Store:
         self.settings_path = self.path.with_name(f"{safe}.settings.json")
         self._file: JsonlStore | None = None
 
-    def check_settings(self) -> None:
-        """Raise `ValueError` where stored generations were made with other settings; a file without any takes all."""
-        if not self.settings_path.is_file() or not self.read():
-            return
-        stored, settings = self.settings(), self.new_settings or {}
-        for name in sorted(set(stored) | set(settings)):
-            if stored.get(name) != settings.get(name):
-                what = f"{name} {stored.get(name)!r}, not {settings.get(name)!r}"
-                raise ValueError(f"`--output` {str(self.output)!r} holds generations with {what}; use another folder.")
-
     def settings(self) -> dict[str, Any]:
         """What the generations were made with."""
         return read_object(self.settings_path, "delete it to draw anew")

@@ -1,7 +1,6 @@
 """Sampling from a model's own distribution, whatever its folder recommends for use."""
 
 import copy
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,9 +8,9 @@ import torch
 
 from .graph_sampling import base_of
 
-# What bends the distribution that tokens are drawn from. The first four are settings of the trainer.
-_TRAINERS = ("temperature", "top_p", "top_k", "repetition_penalty")
+# What bends the distribution that tokens are drawn from.
 _FILTERS = (
+    *("temperature", "top_p", "top_k", "repetition_penalty"),
     *("min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff", "encoder_repetition_penalty"),
     *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "sequence_bias", "suppress_tokens"),
     *("begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"),
@@ -20,23 +19,13 @@ _FILTERS = (
 )
 
 
-def warn_of_filters(model) -> None:
-    """Say which recommendations of a model for sampling are passed over in training."""
-    config = base_of(model).generation_config
-    found = {name: getattr(config, name, None) for name in _FILTERS}
-    found = {name: value for name, value in found.items() if value and (name, value) != ("num_beams", 1)}
-    if found:
-        said = ", ".join(f"{name}={value}" for name, value in found.items())
-        warnings.warn(f"The student's `generation_config` has {said}; rollouts leave it aside.", stacklevel=3)
-
-
 @contextmanager
 def own_distribution(model) -> Iterator[None]:
     """Let `generate` draw from the model's own distribution, but for what it is told in the call."""
     holder = base_of(model)
     recommended = holder.generation_config
     holder.generation_config = copy.copy(recommended)
-    for name in (*_TRAINERS, *_FILTERS):
+    for name in _FILTERS:
         setattr(holder.generation_config, name, None)
     try:
         yield

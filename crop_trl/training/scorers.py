@@ -11,7 +11,6 @@ from ..config import CROPConfig
 from ..methods import get_method
 from ..models.averaging import AverageWeights
 from ..models.dropout import remove_dropout
-from ..models.sampling import warn_of_filters
 from ..prompts import STUDENT, TEACHER, prompt_kinds
 from ..scoring import Scorer
 from ..scoring.placement import AVERAGE, MODEL
@@ -44,7 +43,6 @@ def make_scorers(
 ) -> dict[str, Scorer]:
     """Teachers and student, made ready to score responses."""
     model, args, tokenizer, accelerator = trainer.model, trainer.args, trainer._tokenizer, trainer.accelerator
-    warn_of_filters(model)
     student = make_student(model, args, tokenizer.pad_token_id, accelerator)
     averaging = {name: own.teacher_decay for name, (_, own) in teachers.items() if own.teacher_source == AVERAGE}
     trainer.averages = {name: AverageWeights(model, decay) for name, decay in averaging.items()}

@@ -235,8 +235,6 @@ MISTAKES = [
     (["--verdicts", "nowhere.csv"], "--verdicts 'nowhere.csv' does not exist"),
     (["--min_similarity", "3"], "`min_similarity` is 3.0"),
     (["--min_similarity", "nan"], "`min_similarity` is nan"),
-    (["--per_problem", "-1"], "`per_problem` is -1"),
-    (["--per_problem", "0"], "`per_problem` is 0"),
     (["--benchmark", "toy=other.jsonl"], "--benchmark names 'toy' twice"),
     (["--benchmark", "=other.jsonl"], "NAME=FILE"),
     (["--benchmark", "MATH500"], "nor one of AIME24, AIME25, AMC23, MATH-500"),

@@ -122,7 +122,7 @@ def test_a_model_is_asked_as_it_was_trained(benchmark, tmp_path):
     assert "`, otherwise than in training (`prompt_template` is" in done.stdout
     assert run(*arguments, "--no-thinking").returncode == 0
     done = run(*arguments, "--thinking")
-    assert done.returncode == 1 and "generations with chat_template_kwargs" in done.stderr
+    assert done.returncode == 1 and "with chat_template_kwargs" in done.stderr
     server.close()
     done = run("--compare", f"a={tmp_path / 'out'}", f"b={tmp_path / 'other'}")
     assert "asked with different prompts: a chat messages, thinking off, effort low, prompts `" in done.stdout
@@ -231,7 +231,7 @@ def test_server_that_is_not_there_or_serves_another_model(benchmark, tmp_path):
     # Nor may another benchmark's generations in one folder come from other settings.
     done = run(*server_arguments(server, benchmark, tmp_path / "out"), "--benchmark", f"more={benchmark}")
     server.close()
-    assert done.returncode == 1 and "'sums' made with temperature 0.2, not 0.7" in done.stderr
+    assert done.returncode == 1 and "'sums' with temperature 0.2, not 0.7" in done.stderr
 
 
 def test_training_diagnostics_come_from_the_last_step(tmp_path):

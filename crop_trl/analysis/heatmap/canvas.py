@@ -1,4 +1,4 @@
-"""A page to draw on with matplotlib: inches from the top left corner, measured text, fonts that never warn."""
+"""A page to draw on with matplotlib: inches from the top left corner, measured text."""
 
 from ..chart import DPI, INK
 
@@ -11,41 +11,23 @@ FALLBACK_FONTS = (
     *("PingFang SC", "Hiragino Sans", "Arial Unicode MS", "Microsoft YaHei", "SimHei", "Malgun Gothic"),
     *("Droid Sans Fallback", "Noto Sans Symbols2", "Noto Sans Symbols 2"),
 )
-NO_GLYPH = "□"
 
 
 class Page:
     """One axes over the whole figure, in inches with y downwards; the height is what was used of it."""
 
     def __init__(self, figure, renderer):
-        from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
+        from matplotlib.font_manager import FontProperties, fontManager
 
         self.figure, self.renderer = figure, renderer
         self.axes = figure.add_axes([0, 0, 1, 1])
         self.axes.set_axis_off()
         installed = {entry.name for entry in fontManager.ttflist}
         families = ["DejaVu Sans", *(name for name in FALLBACK_FONTS if name in installed)]
-        self.fonts, self._faces = {}, {}
-        for bold in (False, True):
-            weight = "bold" if bold else "normal"
-            self.fonts[bold] = FontProperties(family=families, weight=weight)
-            # The bold face of a family holds fewer characters than the regular one.
-            self._faces[bold] = [get_font(findfont(FontProperties(family=[f], weight=weight))) for f in families]
-        self._known: dict[str, bool] = {}
+        weights = {False: "normal", True: "bold"}
+        self.fonts = {bold: FontProperties(family=families, weight=weight) for bold, weight in weights.items()}
         self._widths: dict[tuple, float] = {}
-        self.lost_glyphs = False
         self.y = EDGE
-
-    def clean(self, text: str) -> str:
-        """`text` with a box for each character that no font holds; matplotlib would warn for each of them."""
-        for char in set(text) - self._known.keys():
-            self._known[char] = char == "\n" or all(
-                any(face.get_char_index(ord(char)) for face in faces) for faces in self._faces.values()
-            )
-        if all(self._known[char] for char in text):
-            return text
-        self.lost_glyphs = True
-        return "".join(char if self._known[char] else NO_GLYPH for char in text)
 
     def width(self, text: str, size: float, bold: bool = False) -> float:
         """Width of a line of text in inches; `size` is in points."""
@@ -61,7 +43,7 @@ class Page:
         return self._widths[key]
 
     def text(self, x, y, text, size, bold=False, colour=INK, ha="left", va="center"):
-        """Write one line at a place in inches; `clean` it first."""
+        """Write one line at a place in inches."""
         style = {"fontproperties": self.fonts[bold], "fontsize": size, "color": colour, "ha": ha, "va": va}
         if text:
             # parse_math off: a response is full of dollar signs.
@@ -93,7 +75,7 @@ class Page:
     def paragraph(self, text: str, size: float, bold=False, colour=INK, x=EDGE, width=None):
         """Write wrapped text at the current height, by default up to the page's edge, and move below it."""
         step = size * 1.45 / 72
-        for line in self.wrap(self.clean(text), size, width or WIDTH - EDGE - x, bold):
+        for line in self.wrap(text, size, width or WIDTH - EDGE - x, bold):
             self.text(x, self.y + step / 2, line, size, bold, colour)
             self.y += step
 

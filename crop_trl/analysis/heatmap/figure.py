@@ -1,10 +1,12 @@
 """A heat map as a picture for print: prompts, legend, then the response in lines of tokens above rows of colour."""
 
+import warnings
+
 import numpy as np
 
 from ...text import CONTINUED, shorten, visible_text, visible_token
 from ..chart import QUIET, new_figure, save
-from .canvas import EDGE, NO_GLYPH, WIDTH, Page
+from .canvas import EDGE, WIDTH, Page
 from .data import ResponseHeatmap, explanation, meaning_of, number, short_name
 
 # Inches, except for font sizes, which are points.
@@ -24,11 +26,14 @@ REWORDED, CHANGED = "#fdd9b5", "#b9d5ee"
 
 def save_png(heatmap: ResponseHeatmap, path) -> None:
     """Draw a heat map for print: all of a short response, else the close-up round its peak."""
-    figure = new_figure(WIDTH, 1.0, layout=None)
-    page = Page(figure, figure.canvas.get_renderer())
-    _draw(page, heatmap)
-    page.finish()
-    save(figure, path)
+    with warnings.catch_warnings():
+        # A character that no font holds is drawn as a box, and each would be warned of.
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
+        figure = new_figure(WIDTH, 1.0, layout=None)
+        page = Page(figure, figure.canvas.get_renderer())
+        _draw(page, heatmap)
+        page.finish()
+        save(figure, path)
 
 
 def _rgba(heatmap: ResponseHeatmap, label: str, values):
@@ -70,8 +75,6 @@ def _draw(page: Page, heatmap: ResponseHeatmap) -> None:
     marks = {"␣": "a space", "⏎": "a line break", "⇥": "a tab"}
     marks[CONTINUED] = "the rest of a character that takes several tokens"
     used = [f"{mark} {meaning}" for mark, meaning in marks.items() if mark in shown]
-    if page.lost_glyphs:
-        used.append(f"{NO_GLYPH} a character that the fonts on this machine lack ")
     if used:
         footer.append("Marks: " + ", ".join(used) + ".")
     for text in filter(None, footer):
@@ -104,7 +107,7 @@ def _wrap_pieces(page: Page, pieces, width: float):
     # Punctuation sticks to its word, whether or not one of the two is a change.
     units = []
     for text, changed in pieces:
-        piece = (page.clean(visible_text(text)), changed)
+        piece = (visible_text(text), changed)
         if units and not text.isspace() and not units[-1][-1][0].isspace():
             units[-1].append(piece)
         else:
@@ -172,7 +175,7 @@ def _lines(page: Page, heatmap: ResponseHeatmap, start: int, end: int):
     """Lines of `(position, text, size, width)`; cells are as wide as their text, within limits."""
     lines, x = [[]], 0.0
     for position in range(start, end):
-        text, size, bold = page.clean(visible_token(heatmap.tokens[position])), TOKEN_SIZE, heatmap.kept[position]
+        text, size, bold = visible_token(heatmap.tokens[position]), TOKEN_SIZE, heatmap.kept[position]
         width = page.width(text, size, bold)
         if width > MAX_CELL - CELL_MARGIN:
             size *= max(0.65, (MAX_CELL - CELL_MARGIN) / width)
@@ -196,10 +199,10 @@ def _draw_lines(page: Page, heatmap: ResponseHeatmap, start: int, end: int) -> N
         page.text(EDGE, page.y + TOKEN_HEIGHT / 2, span, 8, colour=QUIET)
         for r, label in enumerate(heatmap.rows):
             y = page.y + TOKEN_HEIGHT + (r + 0.5) * CELL_HEIGHT
-            page.text(EDGE + LABELS - 0.1, y, page.clean(short_name(label)), 8.5, ha="right")
+            page.text(EDGE + LABELS - 0.1, y, short_name(label), 8.5, ha="right")
         for r, name in enumerate(heatmap.kept_by):
             y = page.y + rows_height + (r + 0.5) * KEPT_HEIGHT
-            page.text(EDGE + LABELS - 0.1, y, page.clean(name), 8, colour=QUIET, ha="right")
+            page.text(EDGE + LABELS - 0.1, y, name, 8, colour=QUIET, ha="right")
         x = EDGE + LABELS
         for position, text, size, width in line:
             kept = heatmap.kept[position]
