@@ -134,8 +134,7 @@ def iterate_jsonl(path: str | Path) -> Iterator[dict[str, Any]]:
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
-    """Rows of a Parquet, CSV or JSONL file or a JSON array. Cells of a CSV file are text, or `None` where they are
-    empty: nothing guesses what `007` or `1.50` may mean. Raises [`FileFormatError`] where it is none of them."""
+    """Rows of a Parquet, CSV or JSONL file or a JSON array; cells of a CSV file are text, or `None`."""
     suffix = Path(path).suffix.lower()
     if suffix == ".parquet":
         import pyarrow.parquet

@@ -58,9 +58,7 @@ def retrying(
     attempts: Callable[[Transient], float] = lambda error: float("inf"),
     on_wait: Callable[[Transient, float], None] = lambda error, seconds: None,
 ) -> tenacity.Retrying | tenacity.AsyncRetrying:
-    """Something that calls (awaits, for an `asyncio.Event`) a function until it no longer raises [`Transient`].
-    `Retry-After` goes first and may be longer than the `longest` pause; `attempts` says how often to try an error in
-    all; once `stopping` is set, waiting ends at once in [`Stopped`]."""
+    """Calls (awaits) a function until it raises no [`Transient`], has had its `attempts`, or `stopping` is set."""
     backoff = tenacity.wait_random_exponential(multiplier=1, max=longest)
 
     def wait(state: tenacity.RetryCallState) -> float:

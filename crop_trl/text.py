@@ -130,8 +130,7 @@ _WORD = re.compile(rf"\s+|[{_CJK}]|(?:(?![{_CJK}])\w)+|[^\w\s]")
 
 
 def word_changes(original: str, other: str, ignore_moves: bool = False) -> list[tuple[str, bool]]:
-    """Pieces of `other`, and whether each differs from `original`; with `ignore_moves` not for standing elsewhere, or
-    the case of its letters."""
+    """Pieces of `other`, and whether each differs; `ignore_moves`: not for its place, or the case of letters."""
     pieces = _WORD.findall(other)
     words = [(i, w) for i, w in enumerate(pieces) if not w.isspace()]
     # Very long prompts would make the quadratic comparison the slowest part of a training step that logs a heat map.
@@ -155,8 +154,7 @@ def word_changes(original: str, other: str, ignore_moves: bool = False) -> list[
 
 
 def compared(bases: Sequence[str], other: str) -> tuple[int, list[tuple[str, bool]], list[tuple[str, bool]]]:
-    """Which of some texts another one is worded after: against that one only what was changed stands out. Its place,
-    the pieces of the other text and those of this one, and whether each differs."""
+    """Which text another is worded after, and what differs in the one and in the other."""
     changes = [word_changes(base, other) for base in bases]
     nearer = min(range(len(bases)), key=lambda n: sum(len(piece) for piece, changed in changes[n] if changed))
     return nearer, changes[nearer], word_changes(other, bases[nearer])

@@ -106,9 +106,7 @@ def budget_curves(
 
 
 def read_runs(paths: Iterable[str | Path]) -> list[StudentAccuracy]:
-    """Read results: `result.json` of training, `results.json` of an evaluation, or folders that hold these. Raises
-    `ValueError` for a file that does not say what it is of, and for two runs of a method, budget and seed that came to
-    different accuracies."""
+    """Read `result.json` of training and `results.json` of evaluations, or folders; refuses two that disagree."""
     runs: list[StudentAccuracy] = []
     seeds: dict[tuple, tuple[float, Path]] = {}
     for path in map(Path, paths):

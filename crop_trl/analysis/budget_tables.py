@@ -11,8 +11,7 @@ PAIRS = ("crop-student", "crop-ent")
 
 
 def budget_markdown(runs: Iterable[StudentAccuracy], method: str = "crop") -> str:
-    """The tables of a sweep over the budget, accuracies in per cent: all methods; then `method` beside each of
-    `crop-student` and `crop-ent` that was run at one of its budgets. Raises `ValueError` without a run of `method`."""
+    """The tables of a sweep over the budget: all methods, then `method` beside each of [`PAIRS`]; in per cent."""
     runs = list(runs)
     curves = budget_curves(runs, method)
     tables = [("Accuracy over the budget (%)", curves)]

@@ -83,8 +83,7 @@ def _pairs(one: Units, two: Units) -> list[tuple[int, int]]:
 
 
 def differing(text: Units, others: Sequence[Units]) -> list[set[str | None]]:
-    """For each unit of a text, what stands in its place in other texts that differ there: a few words or numbers in
-    place of as many, or `None` for a number or a sign of a passage that is not there."""
+    """For each unit of a text, what stands in its place in others; `None`: a number or sign that is not there."""
     found = [set() for _ in text.values]
     for other in others:
         for _, here, there in text.aligned(other):

@@ -95,8 +95,7 @@ def strongest_response(table: TokenTable, method: str) -> int:
 def table_heatmap(
     table: TokenTable, tokenizer, response: int | None = None, method: str | None = None, note: str = ""
 ) -> ResponseHeatmap:
-    """The heat map of one response, by default that in which the method's score peaks highest: the CROP rows where both
-    divergences are measured, else what the method measures. Raises `ValueError` where there is nothing to show."""
+    """The heat map of one response, by default that in which the method's score peaks highest."""
     method = next(iter(table.kept)) if method is None else method
     if response is None:
         response = strongest_response(table, method)

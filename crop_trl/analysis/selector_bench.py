@@ -173,9 +173,7 @@ def bench(
     settings: SelectionSettings,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """A row for every method that chooses and that the bank has signals for, number of counterfactuals (`None`: not
-    read), budget, and group of responses (all, right, wrong): each measure with a 95 % bootstrap interval over
-    problems."""
+    """A row for every method, number of counterfactuals, budget and group of responses, with intervals."""
     found: list[tuple[str, int | None, _Sums]] = []
     for name in bank.choosing_methods():
         for count in counterfactuals if reads_counterfactuals(name) else [None]:

@@ -210,8 +210,7 @@ def _worth_a_look(listed: list[tuple[Pair, bool]], at_least: int) -> list[Pair]:
 
 
 def summarize(result: Audit) -> dict[str, dict[str, Any]]:
-    """The summary table by benchmark. `exact` and `near` count problems, `judged` and `to_judge` candidates that are no
-    exact match; without verdicts only exact matches leave the clean set."""
+    """The summary table by benchmark; without verdicts only exact matches leave the clean set."""
     table = {}
     for name, ids in result.benchmarks.items():
         own = [pair for pair in result.candidates if pair.benchmark == name]

@@ -63,9 +63,7 @@ def apply_verdicts(result: Audit, verdicts: dict[tuple[str, str, str, str], str]
 
 
 def write_report(result: Audit, output: str | Path, judged: bool = False) -> dict:
-    """Write `candidates.csv`, `candidates.html`, `summary.md` and `summary.json`, and `clean_ids.json` once a person
-    has judged; return [`summarize`]'s table. Raises `ValueError` when verdicts in the `candidates.csv` there would be
-    lost."""
+    """Write an audit's files, `clean_ids.json` once it is judged; refuses to drop verdicts that are there."""
     folder = Path(output)
     _check_nothing_is_lost(result, folder / "candidates.csv")
     folder.mkdir(parents=True, exist_ok=True)

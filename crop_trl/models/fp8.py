@@ -41,8 +41,7 @@ class Fp8Linear(nn.Module):
 
 
 def quantize_layers(model: nn.Module, device) -> None:
-    """Put a model's decoder layers on a device in fp8, in place and one matrix after the other, so that there is never
-    a second copy of them; head, embeddings and norms stay as they are. Raises `ValueError` where it cannot work."""
+    """Put a model's decoder layers on a device in fp8, in place and one matrix after the other."""
     device = torch.device(device)
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
         raise ValueError("`teacher_quantization` 'fp8' needs an Ada or Hopper GPU, or a later one; choose '8bit'.")

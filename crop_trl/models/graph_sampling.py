@@ -23,8 +23,7 @@ def base_of(model) -> PreTrainedModel:
 
 
 def _attention(module, query, key, value, attention_mask, scaling=None, softcap=None, s_aux=None, **kwargs):
-    """SDPA over keys that several query heads share: they are queries of one head, so that no key is copied. Shapes:
-    query [B, H, T, D], key and value [B, G, L, D], mask [B, 1, T, L]."""
+    """SDPA `[B, H, T, D]` over keys that query heads share: they are queries of one head, no key is copied."""
     if softcap is not None or s_aux is not None:
         raise ValueError("`use_cuda_graphs` knows plain attention only; leave it off for this student.")
     batch, heads, length, width = query.shape

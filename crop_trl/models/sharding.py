@@ -61,8 +61,7 @@ def keep_full_outputs(accelerator: Accelerator) -> None:
 
 
 def gather_by_layer(model: torch.nn.Module, accelerator: Accelerator) -> None:
-    """Make ZeRO-3 gather a decoder layer's weights at once, before it wraps the model; nothing under anything else. Not
-    for an adapter's student: where some weights of a layer are frozen, DeepSpeed drops some that backward needs."""
+    """Make ZeRO-3 gather a decoder layer's weights at once, before it wraps; not where some are frozen."""
     kinds = {type(layer) for layer in decoder_layers(model)}
     alike = len({parameter.requires_grad for parameter in model.parameters()}) == 1
     if kinds and alike and DistributedBackend(accelerator).is_zero3:

@@ -127,8 +127,7 @@ class LocalScorer:
 
     @torch.no_grad()
     def apart_from_own(self, prompt: Sequence[int], completion: Sequence[int]) -> tuple[float, float]:
-        """Mean distance of scores from the logits of the model's own forward, and what rounding explains (nats). There,
-        more tokens follow, which a causal model does not see."""
+        """Mean distance of scores from the logits of the model's own forward, and what rounding explains (nats)."""
         scored, n = self.score([prompt], [completion]), len(prompt) + len(completion)
         follow = [] if self.layout["with_attention_mask"] else completion[::-1]
         with self.ready(), self.context():

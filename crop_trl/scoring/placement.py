@@ -27,8 +27,7 @@ def quantization_config(quantization: str, compute_dtype: str | torch.dtype) -> 
 
 
 class OffloadedWeights:
-    """Lends a device to a frozen model: inside, its weights are there; outside, in pinned CPU memory. Copies on the
-    device are dropped, since nothing changes; `seconds` is what the last move took."""
+    """Lends a device to a frozen model, which outside is in pinned CPU memory; `seconds`: the last move."""
 
     def __init__(self, model: torch.nn.Module, device):
         self.device = torch.device(device)

@@ -36,8 +36,7 @@ def parse_json(body: bytes) -> dict:
 
 
 def read_topk(reply: dict, sent: Sequence[int], first: int, top_k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Token ids [T, K], their log-probabilities, most likely first, and those of the T tokens from `sent[first:]`,
-    which the server adds as one more entry. Raises [`WrongReply`], or `Transient` where fields are missing."""
+    """Token ids [T, K], their log-probabilities, most likely first, and those of the T tokens from `first` on."""
     try:
         choice = reply["choices"][0]
         fields = {name: choice.get(name) for name in ("prompt_token_ids", "prompt_logprobs")}

@@ -47,8 +47,7 @@ class _Refused(ValueError):
 
 
 class TeacherService:
-    """What a scorer, which one thread alone uses, answers to requests for sequences of up to `max_length` tokens, those
-    of up to `tokens_together` waiting ones scored as one batch. The tokenizer is to compare vocabularies with."""
+    """What a scorer, used by one thread alone, answers to requests, those that wait together as one batch."""
 
     def __init__(
         self,

@@ -175,9 +175,7 @@ def prepare_prompts(
     tools: list | None = None,
     teachers: Sequence[str] = (TEACHER,),
 ):
-    """Leave out rows that lack a prompt which the method reads, or have one of more than `max_prompt_length` tokens, of
-    any kind (of `max_prompt_length_kinds`): all methods train on the same rows. Raises `ValueError` for what cannot be
-    trained on."""
+    """Leave out rows that lack a prompt which the method reads, or have one that is too long."""
     needs = get_method(args.method).needs
     kinds = prompt_kinds(needs)
     own_teacher = len(teachers) > 1 and any(split_signal(need)[0] == TEACHER for need in needs)

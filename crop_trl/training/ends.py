@@ -29,8 +29,7 @@ def check_ends(args, teacher, tokenizer: PreTrainedTokenizerBase | None) -> None
 
 
 def share_ends(trainer) -> None:
-    """Let every end token of student and teacher, or those set, end a response and count as one: in sampling, in what
-    both models say of stopping, and in the saved model's `generation_config`."""
+    """Let every end token of student and teacher, or those set, end a response and count as one."""
     given = trainer.args.stop_token_ids
     if given is None:
         return

@@ -38,8 +38,7 @@ Scalars = Callable[[str, str], bool]
 
 
 def same(gold: str, prediction: str, scalars: Scalars, depth: int = 0) -> bool:
-    """Whether two normalised answers say the same, the first being the right one. `scalars` compares two expressions,
-    and may raise to say that it cannot; `depth` counts the lists and tuples around."""
+    """Whether two normalised answers say the same; `scalars` compares expressions, `depth` counts lists around."""
     gold, prediction = strip_group(gold), strip_group(prediction)
     if not gold or not prediction or depth > 6:
         return False

@@ -205,8 +205,7 @@ def strip_group(text: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def normalize(text: str) -> str:
-    """Bring an answer to one spelling without changing what it says: no delimiters, spacing or fonts, one command per
-    symbol, arguments in braces, words as `\\text{}`."""
+    """Bring an answer to one spelling: no delimiters, spacing or fonts, one command per symbol."""
     powers = "[" + "".join(SUPERSCRIPTS) + "]+"
     text = re.sub(powers, lambda m: "^{" + "".join(map(SUPERSCRIPTS.get, m.group())) + "}", text)
     for char, fraction in VULGAR.items():
