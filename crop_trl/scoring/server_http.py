@@ -92,7 +92,7 @@ class Server:
             raise
         if served.get(self.model) != self.root:
             others = ", ".join(served.values())
-            raise ValueError(f"Teacher server {self} came back with {others} instead of {self.root}; mend it.")
+            raise ValueError(f"Teacher server {self} came back with {others}, not {self.root}; start that.")
 
     def failed(self, error: Transient, started: float) -> None:
         """A request that was sent at `started` got no answer."""
@@ -137,7 +137,7 @@ class Server:
         told = re.search(r'"message":\s*"((?:[^"\\]|\\.)*)"', text)  # however a server or a gateway wraps it
         text = self._redact.message(told[1] if told else text)
         if status in (401, 403):
-            raise ValueError(f"Teacher server {self} refuses the key in ${API_KEY} (HTTP {status}: {text}); mend it.")
+            raise ValueError(f"Teacher server {self} refuses the key in ${API_KEY} (HTTP {status}: {text}); set it.")
         if status in (408, 409, 425, 429) or status >= 500:
             raise Transient(f"HTTP {status}: {text}", retry_after=retry_after(answer.headers))
         remedy = next(remedy for words, remedy in _REMEDIES.items() if words in text)

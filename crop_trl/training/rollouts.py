@@ -44,7 +44,7 @@ class Rollouts:
             if environment not in self.environment_factories:
                 known = ", ".join(self.environment_factories)
                 raise ValueError(
-                    f"A row's `environment` is {environment!r}, of `environment_factory` {known}; name one."
+                    f"A row's `environment` is {environment!r}, and `environment_factory` has {known}; name one."
                 )
             self._batch_environments = [environment] * len(prompts)
         return self._tokenize_prompts(prompts)[0]

@@ -326,7 +326,7 @@ def test_the_only_server_dies_and_comes_back(teachers, all_news, root):
     prompts, completions = [[i, 1] for i in range(20)], [[2, i] for i in range(20)]
     teacher.script(mode="die", count=1)
     if root != "toy":
-        with pytest.raises(ValueError, match="came back with org/other instead of toy."):
+        with pytest.raises(ValueError, match="came back with org/other, not toy; start that"):
             scorer.score(prompts, completions)
         return
     assert_right(scorer.score(prompts, completions), prompts, completions)
@@ -343,7 +343,7 @@ def test_another_model_between_two_steps(teachers):
     teacher.kill()
     teacher.arguments = ("name", "org/other")
     teacher.start()
-    with pytest.raises(ValueError, match="came back with org/other instead of org/teacher."):
+    with pytest.raises(ValueError, match="came back with org/other, not org/teacher; start that"):
         scorer.score(PROMPTS, COMPLETIONS)
 
 
