@@ -16,7 +16,7 @@ function drawAnswer() {
     verdictLine.append(`The answer is wrong; ${gold} would be right. `);
     if (answer.wrong !== null)
       verdictLine.append(
-        make("button", `Go to where it first goes wrong (token ${answer.wrong + 1})`, {
+        make("button", `Go to its first wrong figure or sign (token ${answer.wrong + 1})`, {
           onclick: () => go(answer.start + answer.wrong),
         }),
       );
@@ -193,9 +193,9 @@ function drawLook(here) {
 function drawLegend(most, here) {
   const sample = (classes, text, meaning) =>
     put(make("span"), make("span", text, { className: "t " + classes }), meaning);
-  const items = [sample("kept", "framed", `kept by ${state.method}`)];
+  const items = [sample("kept", "framed", `kept, so trained, by ${state.method}`)];
   if (state.second) items.push(sample("second", "dashed", `kept by ${state.second}`));
-  if (answers[state.answer].wrong !== null) items.push(sample("first", "word", "where it first goes wrong"));
+  if (answers[state.answer].wrong !== null) items.push(sample("first", "word", "its first wrong figure or sign"));
   if (arrays.label) items.push(sample("depends", "word", "depends on a condition"));
   if (here) items.push(sample("aside", "pale", "not what is looked for"));
   if (state.query) items.push(sample("hit", "word", "found"));
@@ -276,7 +276,7 @@ function drawPanel() {
     parts.push(
       make(
         "p",
-        `Log-probability: student ${signed(student)} (${share(Math.exp(student))}), teacher ${signed(teacher)} (${share(Math.exp(teacher))}); gap ${signed(arrays.gap[i])} nats.`,
+        `Log-probability: student ${signed(student)} (${share(Math.exp(student))}), teacher ${signed(teacher)} (${share(Math.exp(teacher))}); gap ${signed(arrays.gap[i])} nats, the student's less the teacher's.`,
       ),
     );
   }
@@ -347,7 +347,7 @@ function entries(i) {
     );
   }
   table.append(
-    put(make("tr"), ...shown.map(({ r }) => put(make("td", "", { className: "said" }), make("i", share(Math.exp(logprob(i, r))))))),
+    put(make("tr"), ...shown.map(({ r }) => put(make("td", piece(i), { className: "said" }), make("i", share(Math.exp(logprob(i, r))))))),
   );
   return table;
 }
