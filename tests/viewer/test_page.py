@@ -185,7 +185,7 @@ def test_records_say_what_a_bank_does_not(saved, tmp_path, capsys):
     # The file that a bank names may be another one by now; the one that is asked for may not.
     (tmp_path / "records.jsonl").write_text(lines[0])
     view.main([str(tmp_path / "old.safetensors"), "--prompt_template", "{problem}"])
-    assert "nothing is used: There is a response to 'what is" in capsys.readouterr().out
+    assert "nothing is used: A response is to 'what is" in capsys.readouterr().out
     facts, _ = unpacked((tmp_path / "view.html").read_text())
     assert {problem["answer"] for problem in facts["problems"]} == {None}
 
