@@ -72,10 +72,10 @@ class RolloutBank:
         """Those of them that keep some tokens and not others, and `opd` for all that keep every token."""
         return [name for name in self.runnable_methods() if name == "opd" or get_method(name).chooses]
 
-    @property
-    def gap(self) -> torch.Tensor:
-        """Student-teacher gap `log S - log T` of the sampled tokens (nats), `[B, T]`."""
-        return self.signals["student/original"].sampled_logprobs - self.signals["teacher/original"].sampled_logprobs
+    def gap(self, method: str = "opd") -> torch.Tensor:
+        """Student-teacher gap `log S - log T` of the sampled tokens (nats), `[B, T]`; T is the method's target."""
+        target = self.signals[get_method(method).target]
+        return self.signals["student/original"].sampled_logprobs - target.sampled_logprobs
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, whole or not at all."""
@@ -164,8 +164,15 @@ def kept_overlap(bank: RolloutBank, names: Sequence[str], settings: SelectionSet
     return (masks @ masks.t()) / masks.sum(-1, keepdim=True)
 
 
-def caught_share(bank: RolloutBank, name: str, threshold: float = 2.0, settings: SelectionSettings | None = None):
-    """Share of the tokens with a student-teacher gap above `threshold` nats that a method keeps; `None` without any."""
-    large = bank.loss_mask & (bank.gap > threshold)
+def caught_share(
+    bank: RolloutBank,
+    name: str,
+    threshold: float = 2.0,
+    settings: SelectionSettings | None = None,
+    trained: str = "opd",
+) -> float | None:
+    """Share of the tokens with a gap above `threshold` nats to the target of the method `trained` that a method keeps;
+    `None` without any."""
+    large = bank.loss_mask & (bank.gap(trained) > threshold)
     kept = bank.select(name, settings).mask
     return (kept & large).sum().item() / large.sum().item() if large.any() else None

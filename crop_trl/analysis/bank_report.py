@@ -21,11 +21,11 @@ def numeric_tokens(bank: RolloutBank, tokenizer) -> torch.Tensor:
     return bank.loss_mask & torch.isin(bank.completion_ids, torch.tensor(numeric, dtype=torch.long))
 
 
-def method_row(bank: RolloutBank, name: str, settings, numeric: torch.Tensor | None) -> list[str]:
+def method_row(bank: RolloutBank, name: str, settings, numeric: torch.Tensor | None, trained: str) -> list[str]:
     """What one method keeps: share of all tokens, of the large gaps, of digits; and its score, all as texts."""
     selection = bank.select(name, settings)
     mask, scores = selection.mask, selection.scores
-    caught = caught_share(bank, name, LARGE_GAP, settings)
+    caught = caught_share(bank, name, LARGE_GAP, settings, trained)
     values = None if scores is None else scores[bank.loss_mask].float()
     return [
         name,
@@ -36,16 +36,17 @@ def method_row(bank: RolloutBank, name: str, settings, numeric: torch.Tensor | N
     ]
 
 
-def bank_report(bank: RolloutBank, settings, tokenizer=None) -> str:
-    """Budgets, scores, catches and overlaps of every method that the bank has signals for."""
+def bank_report(bank: RolloutBank, settings, tokenizer=None, trained: str = "opd") -> str:
+    """Budgets, scores, catches and overlaps of every method that the bank has signals for. Gaps are to the target of
+    `trained`."""
     names, tokens = bank.choosing_methods(), bank.loss_mask.sum()
     numeric = None if tokenizer is None else numeric_tokens(bank, tokenizer)
     columns = ["method", "kept", "gaps caught", "digits, operators", "score mean", "median", "max"]
-    rows = [method_row(bank, name, settings, numeric) for name in names]
+    rows = [method_row(bank, name, settings, numeric, trained) for name in names]
     selectors = [name for name in names if get_method(name).chooses]
     overlap = kept_overlap(bank, selectors, settings).tolist()
     shares = [[name, *(f"{value:.2f}" for value in line)] for name, line in zip(selectors, overlap)]
-    large = (bank.loss_mask & (bank.gap > LARGE_GAP)).sum()
+    large = (bank.loss_mask & (bank.gap(trained) > LARGE_GAP)).sum()
     everything = "" if numeric is None else f" ({(numeric.sum() / tokens).item():.2f} of all tokens)"
     return (
         f"{len(bank.prompts)} responses, {tokens} tokens, {large} with a student-teacher gap above {LARGE_GAP:g} nats; "

@@ -23,8 +23,8 @@ def inspect_response(trainer, *rows: Mapping[str, Any]) -> ResponseHeatmap:
     """Sample one response to each row, score it, and show one of them: the first wrong one, else the first. Marked are
     what the trainer's method keeps and what others would, whether the answer is right (of a row with an `answer`), and
     where it goes wrong (with a `solution`, if right answers read like theirs). Every process has to call it. The values
-    are those of `crop` where the rows hold triplets, else what the method measures. A method that needs a batch shows
-    what `crop` would keep, and the note says so."""
+    are the method's own, or those of `crop` where it ranks no tokens and the rows hold triplets. A method that needs a
+    batch shows what `crop` would keep, and the note says so."""
     trained = method = trainer.args.method
     if needs_negatives(get_method(trained).needs):
         method = "crop" if get_method(trained).score else "opd"
@@ -32,19 +32,18 @@ def inspect_response(trainer, *rows: Mapping[str, Any]) -> ResponseHeatmap:
     names = dict.fromkeys([method, *(["crop"] if triplet else []), *COMPARED])
     needs = dict.fromkeys(need for name in names for need in get_method(name).needs)
     sampled = trainer.sample(rows, list(needs), num_generations=1)
-    table = TokenTable.from_bank(bank_of(sampled), names, trainer.args.selection_settings)
+    bank = bank_of(sampled)
+    table = TokenTable.from_bank(bank, names, trainer.args.selection_settings)
     pieces = [token_pieces(sampled.tokenizer, ids) for ids in sampled.completion_ids]
     right = [_is_right(row, ids, sampled.tokenizer) for row, ids in zip(rows, sampled.completion_ids)]
     place = right.index(False) if False in right else 0
-    # Each of the two shows of several counterfactuals what it ranks by.
-    shown = "crop" if triplet and method != "crop-max" else method
+    shown = "crop" if triplet and method not in table.scores else method
     heatmap = table_heatmap(table, sampled.tokenizer, place, shown)
     here = table.span(place)
-    gap = sampled.signals["student/original"].sampled_logprobs - sampled.signals["teacher/original"].sampled_logprobs
     rows_shown = {k: values for k, values in heatmap.rows.items() if not triplet or k not in (SEMANTIC, SURFACE)}
     return replace(
         heatmap,
-        rows={GAP: np.where(table.trainable[here], gap[place, : len(heatmap)].cpu(), np.nan), **rows_shown},
+        rows={GAP: np.where(table.trainable[here], bank.gap(method)[place, : len(heatmap)], np.nan), **rows_shown},
         kept=table.kept[method][here],
         more_counterfactuals=list(map(prompt_text, prompt_variants(rows[place], "counterfactual")[1:])),
         kept_by={name: table.kept[name][here] for name in names},

@@ -7,6 +7,7 @@ With a bank that exists the models are not loaded: it is read and the methods ar
 a method of your own.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from trl import ModelConfig
 from ..analysis.bank import RolloutBank, collect_bank
 from ..analysis.bank_report import bank_report
 from ..config import option
+from ..prompts import TEACHER
 from ..runs import ScriptArguments, TrainConfig, make_trainer
 from .errors import told
 from .options import SettingsParser
@@ -29,6 +31,11 @@ class ReplayArguments:
     bank_prompts: int = option(64, "Prompts to sample from.")
 
 
+def _found(name: str | None) -> str | None:
+    """A name that holds in any working directory: of what lies here its absolute path."""
+    return os.path.abspath(name) if name and os.path.exists(name) else name
+
+
 def read_or_sample(
     path: Path,
     prompts: int,
@@ -37,10 +44,16 @@ def read_or_sample(
     model: ModelConfig,
     responses: int | None = None,
 ) -> RolloutBank:
-    """The bank in this file; where there is none, one of responses to so many prompts, which is written there."""
+    """The bank in this file; where there is none, one of responses to so many prompts, which is written there. Raises
+    `ValueError` for a bank with a teacher of another source than the run that is described."""
     if path.exists():
         print(f"Reading {path}.")
-        return RolloutBank.load(path)
+        bank = RolloutBank.load(path)
+        source = bank.settings.get("teacher_source")
+        if model.model_name_or_path and source not in (None, args.teacher_source):
+            other = f"{str(path)!r} was sampled with {source!r}; give that, or another `--bank`"
+            raise ValueError(f"`teacher_source` is {args.teacher_source!r}, but {other}.")
+        return bank
     if prompts < 1:
         raise ValueError(f"`bank_prompts` must be at least 1, got {prompts}.")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -48,9 +61,12 @@ def read_or_sample(
     rows = trainer.train_dataset.select(range(min(prompts, len(trainer.train_dataset))))
     bank = collect_bank(trainer, rows, responses)
     bank.settings = {
-        "model_name_or_path": model.model_name_or_path,
-        "teacher_model_name_or_path": args.teacher_model_name_or_path,
-        "dataset_name": script.dataset_name,
+        "method": args.method,
+        "model_name_or_path": _found(model.model_name_or_path),
+        "teacher": trainer.run_settings.get(TEACHER) or ", ".join(trainer.teachers),
+        "teacher_source": args.teacher_source,
+        "teacher_model_name_or_path": _found(args.teacher_model_name_or_path),
+        "dataset_name": _found(script.dataset_name),
         "seed": args.seed,
     }
     bank.save(path)
@@ -65,7 +81,8 @@ def main(argv: list[str] | None = None) -> None:
         replay, script, args, model = SettingsParser("replay", kinds, __doc__).read(argv)
         bank = read_or_sample(Path(replay.bank), replay.bank_prompts, script, args, model)
         tokenizer = AutoTokenizer.from_pretrained(model.model_name_or_path) if model.model_name_or_path else None
-    print(bank_report(bank, args.selection_settings, tokenizer))
+        report = bank_report(bank, args.selection_settings, tokenizer, args.method)
+    print(report)
 
 
 if __name__ == "__main__":

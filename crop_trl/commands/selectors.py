@@ -22,7 +22,9 @@ from ..analysis.dependence import Reference
 from ..analysis.selector_bench import bench, bench_table, groups, label_bank, save_bench_chart
 from ..config import option
 from ..files import replacing, write_text
+from ..methods import get_method
 from ..methods.budget import response_budget
+from ..prompts import prompt_column, split_signal
 from ..runs import ScriptArguments, TrainConfig
 from ..triplets import load_records
 from .errors import told
@@ -102,7 +104,9 @@ def main(argv: list[str] | None = None) -> None:
         path = Path(options.bank) if options.bank else folder / "bank.safetensors"
         bank = read_or_sample(path, options.bank_prompts, script, args, model, options.responses)
         if own and own not in bank.runnable_methods():
-            raise ValueError(f"{str(path)!r} lacks a signal that {own!r} needs; sample anew with another `--bank`.")
+            missing = [need for need in get_method(own).needs if need not in bank.signals]
+            what = f"{missing[0]} (column `{prompt_column(split_signal(missing[0])[1])}`)" if missing else "the rewards"
+            raise ValueError(f"{str(path)!r} lacks {what} that {own!r} needs; sample anew with another `--bank`.")
         tokenizer = AutoTokenizer.from_pretrained(bank.settings.get("model_name_or_path") or model.model_name_or_path)
         labelled = label_bank(bank, records, tokenizer, script.prompt_template)
         counts = labelled.counts()
@@ -117,7 +121,8 @@ def main(argv: list[str] | None = None) -> None:
             for group in groups(labelled.right)
             if counts[group]["responses"]
         ]
-        report = "\n".join([counted(counts), "", *tables])
+        teacher = f"Teacher: {bank.settings.get('teacher') or 'not known'}."
+        report = "\n".join([teacher, counted(counts), "", *tables])
         write_text(folder / "selectors.md", report)
         if options.show_labels:
             write_text(folder / "labels.txt", labelled.in_context(options.show_labels))

@@ -51,8 +51,7 @@ def write_view(args: argparse.Namespace) -> Path:
     if args.responses < 1:
         raise ValueError(f"`--responses` must be at least 1, got {args.responses}.")
     response_budget(1, args.retention_ratio)
-    if args.selector:
-        register_selector(args.selector)
+    own = register_selector(args.selector)[0] if args.selector else None
     bank = table = None
     if source.is_dir():
         source = source.parent if source.name == FOLDER else source
@@ -71,7 +70,9 @@ def write_view(args: argparse.Namespace) -> Path:
         page = run_page(table, tokenizer, **options)
     else:
         budget = SelectionSettings(retention_ratio=args.retention_ratio)
-        page = bank_page(bank, tokenizer, budget, responses=args.responses, **options)
+        page = bank_page(
+            bank, tokenizer, budget, responses=args.responses, method=own or settings.get("method"), **options
+        )
     output = Path(args.output) if args.output else (source.parent if table is None else source) / "view.html"
     save_page(page, output)
     return output

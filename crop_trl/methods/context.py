@@ -61,7 +61,7 @@ class Signals(Mapping[str, TopKLogprobs]):
             kind than others has an invalid `mask` in the later ones.
 
     Raises:
-        `ValueError`: `signals[name]` of a kind with several prompts.
+        `ValueError`: a signal that there is not, or `signals[name]` of a kind with several prompts.
     """
 
     def __init__(self, signals: Mapping[str, TopKLogprobs | Sequence[TopKLogprobs]]):
@@ -72,14 +72,22 @@ class Signals(Mapping[str, TopKLogprobs]):
 
     def variants(self, name: str) -> list[TopKLogprobs]:
         """The scores after each prompt of a kind."""
+        if name not in self.lists:
+            raise ValueError(
+                f"There is no signal {name!r}; there are {', '.join(self.lists)}. `needs` asks for others."
+            )
         return self.lists[name]
+
+    def get(self, name: str, default=None):
+        """The scores after the only prompt of a kind, or `default`."""
+        return self[name] if name in self else default
 
     def most(self, kind: str) -> int:
         """The most prompts of a kind that any response was scored after."""
         return max((len(parts) for name, parts in self.lists.items() if name.endswith(f"/{kind}")), default=0)
 
     def __getitem__(self, name: str) -> TopKLogprobs:
-        first, *others = self.lists[name]
+        first, *others = self.variants(name)
         if others:
             raise ValueError(f"{name!r} was scored after {1 + len(others)} prompts; take them with `variants`.")
         return first

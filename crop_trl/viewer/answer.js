@@ -267,7 +267,7 @@ function drawPanel() {
     make("p", says[0].toUpperCase() + says.slice(1) + (arrays.label ? `. ${DEPENDS[arrays.label[i]]}` : "") + "."),
   ];
   if (arrays.gap) {
-    const [student, teacher] = ["student/original", "teacher/original"].map(n =>
+    const [student, teacher] = ["student/original", facts.target].map(n =>
       logprob(
         i,
         facts.readings.findIndex(r => r.name === n),

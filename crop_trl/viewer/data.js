@@ -75,7 +75,7 @@ async function unpack() {
     facts.places = new Uint32Array(N * L + 1);
     for (let i = 0; i < N * L; i++) facts.places[i + 1] = facts.places[i] + arrays.entries[i];
   }
-  const [student, teacher] = ["student/original", "teacher/original"].map(n =>
+  const [student, teacher] = ["student/original", facts.target].map(n =>
     facts.readings.findIndex(r => r.name === n),
   );
   arrays.gap =

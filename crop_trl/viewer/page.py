@@ -67,7 +67,7 @@ def bank_page(
         template (`str`): The wrapper round the problems, by which records are found.
         title (`str`): Heading of the page.
         responses (`int`): How many the page holds, from the first on; methods see all of them.
-        method (`str`, *optional*): The one to begin with; by default `crop`.
+        method (`str`, *optional*): The one to begin with, whose target gaps are measured to; by default `crop`.
 
     Returns:
         `str`: HTML.
@@ -120,6 +120,7 @@ def save_page(page: str, path: str | Path) -> None:
 def _page(table, tokenizer, settings, records, template, title, begin, signals=None, eligible=None) -> str:
     facts, arrays = _gather(table, tokenizer, settings, records, template, signals)
     facts["method"] = begin
+    facts["target"] = get_method(begin).target if signals else None
     arrays |= {f"eligible {name}": values for name, values in (eligible or {}).items()}
     return filled(TEMPLATE, title=visible_text(title), packed=_packed(facts, arrays))
 

@@ -58,9 +58,14 @@ def test_overlap_and_catches(bank):
     torch.testing.assert_close(overlap.diagonal(), torch.ones(3, dtype=torch.float64))
     assert torch.equal(overlap[:2, 2], torch.ones(2, dtype=torch.float64))
     assert caught_share(read, "opd") in (1.0, None)
-    kept, large = read.select("crop").mask, read.loss_mask & (read.gap > 0.5)
+    kept, large = read.select("crop").mask, read.loss_mask & (read.gap() > 0.5)
     assert caught_share(read, "crop", 0.5) == pytest.approx((kept & large).sum().item() / large.sum().item())
     assert caught_share(read, "crop", 1e9) is None
+    student, told = (read.signals[name].sampled_logprobs for name in ("student/original", "teacher/privileged"))
+    assert torch.equal(read.gap("opsd"), student - told) and not torch.equal(read.gap("opsd"), read.gap())
+    large = read.loss_mask & (student - told > 0.5)
+    share = (kept & large).sum().item() / large.sum().item()
+    assert caught_share(read, "crop", 0.5, trained="opsd") == pytest.approx(share)
 
 
 def test_settings_reach_the_selection(bank):

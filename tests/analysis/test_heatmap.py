@@ -173,14 +173,13 @@ def test_values_come_from_the_divergence_and_the_choice_from_the_method(tmp_path
     heatmap = inspect_response(trainer, row)
     signals, ids = sampled[0].signals, sampled[0].completion_ids[0]
     assert "".join(heatmap.tokens) == make_tokenizer().decode(ids) and len(heatmap) == len(ids)
-    semantic = topk_jsd(signals["teacher/original"], signals["teacher/counterfactual"])[0]
-    surface = topk_jsd(signals["teacher/original"], signals["teacher/paraphrase"])[0]
+    chosen = select("entropy", signals, sampled[0].loss_mask, SelectionSettings())
     gap = signals["student/original"].sampled_logprobs[0] - signals["teacher/original"].sampled_logprobs[0]
-    assert list(heatmap.rows) == [GAP, MARGIN]
-    for label, want in ((GAP, gap), (MARGIN, semantic - surface)):
+    own = "Score: what entropy ranks tokens by"
+    assert list(heatmap.rows) == [GAP, "Student entropy", own]
+    for label, want in ((GAP, gap), (own, chosen.scores[0])):
         torch.testing.assert_close(torch.tensor(heatmap.rows[label]), want)
-    kept = select("entropy", signals, sampled[0].loss_mask, SelectionSettings()).mask[0]
-    assert heatmap.kept == kept.tolist()
+    assert heatmap.kept == chosen.mask[0].tolist()
     assert list(heatmap.kept_by) == ["entropy", "crop", "random", "tip"]
     for name, mask in heatmap.kept_by.items():
         of_name = select(name, signals, sampled[0].loss_mask, SelectionSettings(), step=0).mask[0]
@@ -188,6 +187,21 @@ def test_values_come_from_the_divergence_and_the_choice_from_the_method(tmp_path
     assert heatmap.prompt == row["prompt"][0]["content"]
     assert heatmap.counterfactual == row["counterfactual_prompt"][0]["content"]
     assert "that method 'entropy' keeps, after step 0." in heatmap.note and "The run used" not in heatmap.note
+    # One that ranks no tokens has nothing of its own to show.
+    trainer.args.method = "opd"
+    heatmap, signals = inspect_response(trainer, row), sampled[-1].signals
+    semantic = topk_jsd(signals["teacher/original"], signals["teacher/counterfactual"])[0]
+    surface = topk_jsd(signals["teacher/original"], signals["teacher/paraphrase"])[0]
+    assert list(heatmap.rows) == [GAP, MARGIN] and all(heatmap.kept)
+    torch.testing.assert_close(torch.tensor(heatmap.rows[MARGIN]), semantic - surface)
+    # The gap is to the method's target.
+    trainer.args.method = "opsd"
+    heatmap, signals = (
+        inspect_response(trainer, {**row, "privileged_prompt": row["counterfactual_prompt"]}),
+        sampled[-1].signals,
+    )
+    gap = signals["student/original"].sampled_logprobs[0] - signals["teacher/privileged"].sampled_logprobs[0]
+    torch.testing.assert_close(torch.tensor(heatmap.rows[GAP]), gap)
     trainer.args.method = "credit-budgeted"
     note = inspect_response(trainer, row).note
     assert note.endswith("method 'crop' keeps, after step 0. The run used 'credit-budgeted'.")

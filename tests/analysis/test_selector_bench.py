@@ -118,6 +118,10 @@ def test_the_command_on_the_embedded_task(tmp_path, monkeypatch, capsys, table):
     own = ["--selector", "examples/custom_selector.py:surprise"]
     selectors.main([*common, *own, "--bank_prompts", "8", "--responses", "4", "--show_labels", "30"])
     said = capsys.readouterr().out
+    bank = RolloutBank.load(tmp_path / "bench/bank.safetensors")
+    student = ROOT / "examples/tiny_math/models/student"
+    assert bank.settings["model_name_or_path"] == str(student) and bank.settings["dataset_name"] == str(data)
+    assert "Teacher: examples/tiny_math/models/teacher." in said
     assert "All responses, budget 20 %" in said and "| custom_selector.py:surprise " in said
     found = json.loads((tmp_path / "bench/selectors.json").read_text())
     rows = {
@@ -152,6 +156,11 @@ def test_the_command_on_the_embedded_task(tmp_path, monkeypatch, capsys, table):
         (["--dataset_name", plain], "has no `solution` or no `changes`"),
         (["--counterfactuals", "0"], "`counterfactuals` must be numbers of at least 1, got [0]"),
         (["--budgets", "1.5"], "`retention_ratio` must lie in (0, 1], got 1.5"),
+        (["--teacher_source", "student"], "`teacher_source` is 'student', but "),
+        (
+            ["--selector", "examples/hinted.py:hinted"],
+            "lacks teacher/told (column `told_prompt`) that 'hinted.py:hinted'",
+        ),
     ):
         with pytest.raises(SystemExit) as ended:
             selectors.main([*common, *change])

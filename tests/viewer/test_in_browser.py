@@ -191,7 +191,7 @@ def test_choose_slide_and_compare(browser, bank, tmp_path):
 
 def test_filters_and_lists(browser, bank, tmp_path):
     shown = Shown(browser, tmp_path / "page.html", bank_page(bank, words_tokenizer(400)))
-    mask, kept, gap = bank.loss_mask, bank.select("crop").mask, bank.gap
+    mask, kept, gap = bank.loss_mask, bank.select("crop").mask, bank.gap()
     expected = {
         "missed": mask & ~kept & (gap >= 2),
         "idle": kept & (bank.select("crop").scores < 0.01),
@@ -272,7 +272,7 @@ def test_a_token_shows_what_each_reader_expected(browser, tmp_path):
     ranked = {row.text.split()[0]: row.text.split() for row in shown.all("#panel > table tr")}
     place = bank.select("crop").scores[0].sort(descending=True, stable=True).indices.tolist().index(17) + 1
     assert int(ranked["crop"][2]) == place and ("kept" in ranked["crop"]) == bank.select("crop").mask[0, 17].item()
-    assert f"gap {bank.gap[0, 17]:.2f} nats".replace("-", "−") in shown.text("#panel")
+    assert f"gap {bank.gap()[0, 17]:.2f} nats".replace("-", "−") in shown.text("#panel")
 
 
 def test_light_dark_and_widths(browser, bank, tmp_path):
