@@ -112,7 +112,7 @@ def test_several_counterfactuals_against_one_at_a_time():
     signals = collect_signals(needs, scorers, prompts, completions)
     assert [len(signals.variants(f"teacher/{kind}")) for kind in ("counterfactual", "paraphrase")] == [3, 2]
     for ask in (signals.__getitem__, signals.variants):
-        with pytest.raises(ValueError, match="There is no signal 'teacher/hnit'; there are teacher/counterfactual, "):
+        with pytest.raises(ValueError, match="There is no signal 'teacher/hnit'; there are teacher/original, "):
             ask("teacher/hnit")
     assert signals.get("teacher/hnit") is None
     with pytest.raises(ValueError, match="after 3 prompts"):
