@@ -30,7 +30,7 @@ SETUP = ConfigParser()
 SETUP.read(ROOT / "setup.cfg")
 OURS = ("python", "pytest", "accelerate", "pip", "crop-trl")
 # Programs of others, whose options are theirs.
-FOREIGN = {"export", "echo", "printf", "mkdir", "curl", "vllm", "wandb", "cd", "ssh", "sbatch"}
+FOREIGN = {"export", "echo", "jq", "printf", "mkdir", "curl", "vllm", "wandb", "cd", "ssh", "sbatch"}
 
 
 def name_of(path: Path) -> str:
