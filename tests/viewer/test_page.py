@@ -12,6 +12,7 @@ from viewer.pages import made_up_bank, unpacked, words_tokenizer
 
 from crop_trl.analysis.bank import RolloutBank, collect_bank
 from crop_trl.commands import view
+from crop_trl.methods import Signals
 from crop_trl.methods.divergence import topk_entropy, topk_jsd
 from crop_trl.text import visible_text
 from crop_trl.viewer.page import bank_page, exported_table, run_page
@@ -29,6 +30,14 @@ def saved(tmp_path_factory):
     }
     bank.save(folder / "bank.safetensors")
     return RolloutBank.load(folder / "bank.safetensors"), folder / "bank.safetensors"
+
+
+def test_gaps_are_to_the_target_of_the_method_that_a_page_begins_with(saved):
+    bank, _ = saved
+    told = Signals({**bank.signals.lists, "teacher/privileged": bank.signals.variants("teacher/counterfactual")})
+    for method, target in ((None, "teacher/original"), ("opsd", "teacher/privileged")):
+        facts, _ = unpacked(bank_page(replace(bank, signals=told), make_tokenizer(), method=method))
+        assert facts["target"] == target and target in [reading["name"] for reading in facts["readings"]]
 
 
 def test_a_page_holds_the_numbers_of_a_bank(saved):
