@@ -190,7 +190,7 @@ class CROPConfig(GRPOConfig):
     compile_layers: bool = option(
         False,
         "Compile the decoder layers of student and local teacher, and with `use_cuda_graphs` the sampling of a token; "
-        "needs one of `use_vllm` and `use_cuda_graphs`, and costs a minute or two at the start.",
+        "needs one of `use_vllm` and `use_cuda_graphs`. The first start costs a minute or two, the next seconds.",
     )
     selection_export_steps: int = option(
         0,

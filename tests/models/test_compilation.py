@@ -5,6 +5,7 @@ import copy
 import pytest
 import tiny
 import torch
+from torch._dynamo.utils import counters
 from transformers import PreTrainedModel
 
 from crop_trl import CROPConfig
@@ -12,6 +13,7 @@ from crop_trl.checks import check_compilation
 from crop_trl.models.compilation import compile_layers
 from crop_trl.scoring.layout import pack
 from crop_trl.scoring.local import LocalScorer
+from crop_trl.training.scorers import Preflight
 
 
 @pytest.mark.slow
@@ -60,3 +62,12 @@ def test_lengths_are_padded_so_that_few_graphs_serve(tmp_path):
 def test_is_not_for_a_sharded_teacher():
     with pytest.raises(ValueError, match="`compile_layers` does not work with `teacher_placement` 'sharded'"):
         check_compilation(False, 0, "sharded")
+
+
+def test_a_look_at_the_student_makes_no_graph(tmp_path):
+    teacher = LocalScorer(tiny.make_model(seed=1), 4, 0)
+    trainer = tiny.make_trainer(tmp_path, teacher=teacher, use_cuda_graphs=True, compile_layers=True, preflight=True)
+    (look,) = (c for c in trainer.callback_handler.callbacks if isinstance(c, Preflight))
+    before = counters["stats"]["unique_graphs"]
+    look.on_train_begin(trainer.args, trainer.state, trainer.control)
+    assert counters["stats"]["unique_graphs"] == before
