@@ -10,6 +10,7 @@ take answers that the student gave and that were graded wrong.
 
 import argparse
 import json
+from pathlib import Path
 
 
 def with_answers(record: dict) -> dict:
@@ -26,7 +27,8 @@ def with_answers(record: dict) -> dict:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Put right and wrong answers beside the problem of each record.")
     parser.add_argument("records", type=argparse.FileType())
-    parser.add_argument("answered", type=argparse.FileType("w"))
+    parser.add_argument("answered", type=Path)
     files = parser.parse_args()
-    for line in files.records:
-        print(json.dumps(with_answers(json.loads(line))), file=files.answered)
+    answered = [json.dumps(with_answers(json.loads(line))) + "\n" for line in files.records]
+    files.answered.parent.mkdir(parents=True, exist_ok=True)
+    files.answered.write_text("".join(answered))

@@ -199,8 +199,7 @@ def test_names_are_readable_short_and_of_one_run_each():
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples/studies").glob("*.yaml")), ids=lambda path: path.stem)
-def test_the_studies_of_the_examples_can_be_read(monkeypatch, path):
-    monkeypatch.chdir(ROOT)
+def test_the_studies_of_the_examples_can_be_read(path):
     grid = read_grid(path)
     runs = runs_of([path], name_run)
     assert len(runs) == len(list(grid.commands()))
@@ -211,8 +210,7 @@ def test_the_studies_of_the_examples_can_be_read(monkeypatch, path):
     )
 
 
-def test_the_studies_of_the_paper_are_its_43_runs(monkeypatch):
-    monkeypatch.chdir(ROOT)
+def test_the_studies_of_the_paper_are_its_43_runs():
     grids = [ROOT / f"examples/studies/{name}.yaml" for name in ("table1_a", "table1_b")]
     runs = runs_of([*grids, *(ROOT / "examples/studies").glob("ablations_a_*.yaml")], name_run)
     assert len(runs) == 43 and sum(key.startswith("setting_b/") for key in runs) == 7
