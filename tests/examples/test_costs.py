@@ -112,3 +112,16 @@ def test_the_hours_that_are_told(measured):
         "b opd": 21.4,
         "b crop": 24.2,
     }
+
+
+def test_what_compiled_layers_save_is_told(measured):
+    rows = json.loads((ROOT / "benchmarks/baselines/H200.json").read_text())
+    compiled = {"pass": rows["rescoring_compiled"]["ours"] / 3, "update": rows["sparse_update_compiled"]["ours"]}
+    saved = {}
+    for method, passes in (("opd", 1), ("crop", 3)):
+        plain, faster = (
+            parts["rollout"] + passes * parts["pass"] + parts["update"] for parts in (measured, measured | compiled)
+        )
+        saved[method] = round(100 * (1 - faster / plain))
+    told = f"a step of A is {saved['opd']} % (`opd`) to {saved['crop']} % (`crop`) shorter"
+    assert told in " ".join((ROOT / "docs/studies.md").read_text().split()), told
