@@ -78,6 +78,7 @@ def test_the_disk_that_is_told(tmp_path, capsys, monkeypatch):
     page = " ".join((ROOT / "docs/studies.md").read_text().split())
     told = {grid: rf"\[{grid}\.yaml\][^|]*\|[^|]*\| {{}} \|" for grid in GRIDS}
     told[" ".join(grid for grid in GRIDS if grid != "table1_b")] = "all of setting A together takes {} GB"
+    told[" ".join(GRIDS)] = r"all, in one command \| 43 \| {} \|"
     for grids, pattern in told.items():
         files = [f"examples/studies/{grid}.yaml" for grid in grids.split()]
         study.main([*files, "--output", str(tmp_path / "out"), "--dry_run"])
