@@ -245,6 +245,21 @@ def check_graphs(values: Mapping[str, Any]) -> None:
             raise ValueError(f"`use_cuda_graphs` samples with `temperature` alone; set `{name}` to {same!r}.")
 
 
+def check_speculation(values: Mapping[str, Any]) -> None:
+    """`vllm_speculative_config` is for an engine in this process, and needs no weights that training leaves behind."""
+    if not values["use_vllm"] or values["vllm_mode"] != "colocate":
+        raise ValueError(
+            "`vllm_speculative_config` needs `use_vllm` with `vllm_mode` 'colocate'; give it to a server as `trl "
+            "vllm-serve --speculative_config`."
+        )
+    method = values["vllm_speculative_config"].get("method")
+    if method not in ("ngram", "ngram_gpu"):
+        raise ValueError(
+            f"`vllm_speculative_config` has `method` {method!r}, but a draft's weights would not follow the student's; "
+            "set it to 'ngram'."
+        )
+
+
 def check_windows(args) -> None:
     """Rollouts and optimizer steps fall together; `args` after the batch sizes are set up."""
     accumulation, per_generation = args.gradient_accumulation_steps, args.steps_per_generation

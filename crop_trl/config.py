@@ -61,7 +61,9 @@ class CROPConfig(GRPOConfig):
     # Whether anything is learned; evaluations alone ask less of a teacher.
     train = True
 
-    _VALID_DICT_FIELDS = GRPOConfig._VALID_DICT_FIELDS + ["teacher_init_kwargs", "teachers", "method_settings"]
+    # Given as JSON on a command line.
+    _OWN_DICT_FIELDS = ("teacher_init_kwargs", "teachers", "method_settings", "vllm_speculative_config")
+    _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, *_OWN_DICT_FIELDS]
 
     # Defaults that differ from GRPOConfig's.
     learning_rate: float = option(1e-6, "Initial learning rate for AdamW.")
@@ -180,6 +182,11 @@ class CROPConfig(GRPOConfig):
         "Sample by CUDA graphs where there is no engine: several times faster than plain generation for small models. "
         "For whole weights on each GPU, full attention and plain sampling with a temperature.",
     )
+    vllm_speculative_config: dict[str, Any] | str | None = option(
+        None,
+        "Speculative decoding of a colocated vLLM, of n-grams alone: its `speculative_config`, a dict or JSON such as "
+        '`{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}`.',
+    )
     preflight: bool = option(True, "Check teacher, prompts and settings together on one row before training.")
     score_tokens_per_batch: int = option(16384, "Tokens of one scoring forward, padding included.")
     score_ahead: bool = option(
@@ -209,6 +216,8 @@ class CROPConfig(GRPOConfig):
         checks.check_number("pad_to_multiple_of", self.pad_to_multiple_of, 1, whole=True)
         checks.check_launch(self)
         checks.check_windows(self)
+        if self.vllm_speculative_config:
+            checks.check_speculation(vars(self))
         if self.use_cuda_graphs:
             checks.check_graphs(vars(self))
         if self.compile_layers:
@@ -218,7 +227,7 @@ class CROPConfig(GRPOConfig):
 
     def check_settings(self) -> None:
         """Raise `ValueError` for what is wrong with the settings on any device, and bring them into one form."""
-        for name in ("teacher_init_kwargs", "teachers", "method_settings", "chat_template_kwargs"):
+        for name in (*self._OWN_DICT_FIELDS, "chat_template_kwargs"):
             if isinstance(getattr(self, name), str):
                 setattr(self, name, _json_object(name, getattr(self, name)))
         if isinstance(self.teacher_server_urls, str):

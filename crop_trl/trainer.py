@@ -67,7 +67,7 @@ from .training.metrics import StepMetrics
 from .training.prompt_order import PromptSampler
 from .training.reporting import place_reports, start_reports
 from .training.responses import ScoredResponses
-from .training.rollouts import Rollouts
+from .training.rollouts import Rollouts, speculating
 from .training.scorers import Preflight, connect_teachers, make_scorers
 from .training.update import MicroBatch, Rollout, check_finite, cut_rollout, make_micro_batch
 
@@ -139,14 +139,15 @@ class CROPTrainer(StepMetrics, Rollouts, WholeCheckpoints, ModelCards, GRPOTrain
         self.prompt_maker = prompt_maker(kwargs)
         checkpoint_to_resume(args.resume_from_checkpoint, args, train_dataset, adapter)
         check_output_dir(args)
-        super().__init__(
-            model=ready_student(model, args),
-            reward_funcs=reward_funcs,
-            args=args,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            **kwargs,
-        )
+        with speculating(args.vllm_speculative_config):
+            super().__init__(
+                model=ready_student(model, args),
+                reward_funcs=reward_funcs,
+                args=args,
+                train_dataset=train_dataset,
+                eval_dataset=eval_dataset,
+                **kwargs,
+            )
         if self.rollout_func is not None:
             self.rollout_func = partial(self._roll_out, self.rollout_func)
         # The loss has no load-balancing term.

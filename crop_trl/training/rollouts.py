@@ -3,9 +3,11 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from accelerate.utils import gather_object
+from trl.generation import vllm_generation
 from trl.models.utils import disable_gradient_checkpointing
 
 from ..models.sampling import own_distribution
@@ -19,6 +21,20 @@ from ..prompts import (
     tokenize_variants,
 )
 from .data import teacher_of
+
+
+@contextmanager
+def speculating(config: Mapping[str, Any] | None) -> Iterator[None]:
+    """Let an engine that TRL starts within speculate; TRL itself has no setting that reaches it."""
+    if not config:
+        yield
+        return
+    plain = vllm_generation.LLM
+    vllm_generation.LLM = partial(plain, speculative_config=dict(config))
+    try:
+        yield
+    finally:
+        vllm_generation.LLM = plain
 
 
 class Rollouts:

@@ -84,12 +84,18 @@ def check_freshness(trainer: Watched, student: str, tolerance: float = 0.02) -> 
     assert logged == pytest.approx([gap(first, first[3]), gap(second, second[3])], abs=tolerance)
 
 
+NGRAMS = {"method": "ngram_gpu", "num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 1}
+
+
+@pytest.mark.parametrize("speculation", [None, pytest.param(NGRAMS, marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("sleep", [False, pytest.param(True, marks=pytest.mark.gpu)])
-def test_a_changed_weight_changes_the_next_rollout(tmp_path, fp32_models, loadable_weights, sleep):
-    # Sleep mode frees the engine's memory between rollouts, and needs CUDA.
+def test_a_changed_weight_changes_the_next_rollout(tmp_path, fp32_models, loadable_weights, sleep, speculation):
+    # Sleep mode frees the engine's memory between rollouts; it needs CUDA, and so does checking what is speculated.
     settings = {"vllm_gpu_memory_utilization": 0.2, "vllm_enable_sleep_mode": sleep}
-    trainer = train(tmp_path, *fp32_models, vllm_mode="colocate", **settings)
+    trainer = train(tmp_path, *fp32_models, vllm_mode="colocate", vllm_speculative_config=speculation, **settings)
     check_freshness(trainer, fp32_models[0])
+    config = trainer.vllm_generation.llm.llm_engine.vllm_config.speculative_config
+    assert (config and config.num_speculative_tokens) == (speculation and 3)
 
 
 def _cards() -> int:
