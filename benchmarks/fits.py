@@ -3,16 +3,23 @@
     python benchmarks/fits.py --config examples/configs/colab.yaml --student 0.6B --teacher 1.7B --cap-gib 15
 
 A peak above the cap ends in an out-of-memory error, as it would on the smaller card. Without `use_vllm` random weights
-hardly ever write an end token: every response has the full length, the worst case.
+hardly ever write an end token: every response has the full length, the worst case. With `--against` the last step is
+compared with one under other options, in a process of its own, as `colab_step_s`:
+
+    python benchmarks/fits.py ... --against "--use_cuda_graphs false"
 """
 
 import argparse
 import json
+import shlex
+import subprocess
+import sys
 import tempfile
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
 
 import torch
+from baseline import record
 from datasets import Dataset
 from shapes import SHAPES, draw_lengths, draw_rows, make_config, make_model, make_tokenizer, save_model
 from trainers import given_lengths
@@ -55,6 +62,21 @@ class PeakByPhase:
         torch.cuda.reset_peak_memory_stats()
 
 
+def compare(args, overrides: list[str]) -> None:
+    """Run both sides, and record the seconds of their last steps."""
+    command = [sys.executable, __file__, "--config", str(args.config), "--steps", str(args.steps)]
+    command += ["--student", args.student, "--teacher", args.teacher, *overrides]
+    command += ["--cap-gib", str(args.cap_gib)] if args.cap_gib is not None else []
+    sides = []
+    for options in ([], shlex.split(args.against)):
+        run = subprocess.run([*command, *options], stdout=subprocess.PIPE, text=True, check=True)
+        sides.append(json.loads(run.stdout.splitlines()[-1]))
+        print(json.dumps(sides[-1]), flush=True)
+    details = {"against": args.against, "cap_gib": args.cap_gib, "sides": sides}
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    record("colab_step_s", *(side["step_seconds"][-1] for side in sides), device, args.output, **details)
+
+
 def main() -> None:
     """Parse, run, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -63,7 +85,12 @@ def main() -> None:
     parser.add_argument("--teacher", default="1.7B", choices=SHAPES)
     parser.add_argument("--cap-gib", type=float, help="PyTorch may not allocate more")
     parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--against", metavar="OPTIONS", help="of the other side, such as '--use_cuda_graphs false'")
+    parser.add_argument("--output", type=Path, help="folder of the baseline files")
     args, overrides = parser.parse_known_args()
+    if args.against:
+        compare(args, overrides)
+        return
     with told():
         parser = SettingsParser("train", (ScriptArguments, CROPConfig, ModelConfig), __doc__)
         fields = parser.settings(["--config", str(args.config), *overrides])
@@ -106,6 +133,8 @@ def main() -> None:
     peaks = PeakByPhase(trainer) if cuda else None
     trainer.train()
     shapes = [ModelShape.of(make_config(name)) for name in (args.student, args.teacher)]
+    # As it is here: no prompt is longer.
+    fields.update(max_prompt_length=longest)
     planned = settings_from(fields, shapes[0], gpu_gib=args.cap_gib or total or 80.0, mean_tokens=mean + 200)
     plan = plan_memory(*shapes, planned)
     result = {

@@ -51,6 +51,7 @@ class MemorySettings:
     lora_parameters: int = 0  # 0 trains all
     student_bytes: int = 4  # of a weight as it is loaded; DeepSpeed makes it 2
     generated_rows: int = 0  # responses that the student itself writes at once; 0 with an engine
+    cuda_graphs: bool = False  # which keep a copy of the student, and the cache
     vllm_share: float = 0.0  # of a colocated engine
     vllm_sleeps: bool = True
     gpu_gib: float = 80.0
@@ -123,6 +124,7 @@ _REMEDIES = {
     "scoring activations": "lower `score_tokens_per_batch`",
     "generation cache": "generate with vLLM (`use_vllm`), load an adapter's student in 16 bits (`dtype: bfloat16`), or "
     "lower `prompts_per_step` or `max_completion_length`",
+    "sampling copy": "generate with vLLM (`use_vllm`), or turn `use_cuda_graphs` off",
     "vLLM": "lower `vllm_gpu_memory_utilization`",
 }
 
@@ -146,6 +148,8 @@ def _student(shape: ModelShape, s: MemorySettings) -> dict[str, float]:
 
 def _generation(shape: ModelShape, s: MemorySettings) -> float:
     """Keys and values of all responses at their longest, in the type of the weights, in bytes."""
+    if s.cuda_graphs:
+        return s.generated_rows * s.longest_tokens * 2 * shape.layers * shape.keys * 2
     tokens = s.generated_rows * s.longest_tokens
     cache = 2 * shape.layers * shape.keys * s.bytes_of_weight
     # One layer at a time: the cache grows by being copied, and attention repeats keys and values for every query head.
@@ -234,6 +238,7 @@ def settings_from(
         lora_parameters=adapter,
         student_bytes=4 if str(dtype).endswith("float32") else 2,
         generated_rows=0 if get("use_vllm") else generated,
+        cuda_graphs=get("use_cuda_graphs"),
         vllm_share=share if get("use_vllm") and get("vllm_mode") == "colocate" else 0.0,
         vllm_sleeps=get("vllm_enable_sleep_mode"),
         gpu_gib=gpu_gib,
@@ -273,8 +278,15 @@ def plan_memory(student: ModelShape, teacher: ModelShape | None, settings: Memor
     scoring = max(s.score_tokens * scorer.working_bytes_per_token, head)
     awake = s.vllm_share * s.gpu_gib * GIB
     asleep = SLEEPING_ENGINE_GIB * GIB if s.vllm_share and s.vllm_sleeps else awake
+    cache = {"generation cache": _generation(student, s)}
+    if s.cuda_graphs:
+        # Linear layers and the head in 16 bits. From the first rollout on, all of it stays.
+        head = student.vocab * student.hidden
+        copy = 2 * (student.layers * student.layer_parameters + head + s.lora_parameters) + s.student_bytes * head
+        cache = {"sampling copy": copy, **cache}
+        own |= cache
     phases = {
-        "rollout": {"teacher weights": at_rest, "generation cache": _generation(student, s), "vLLM": awake},
+        "rollout": {"teacher weights": at_rest, **cache, "vLLM": awake},
         "scoring": {"teacher weights": weights, "scoring activations": scoring, "vLLM": asleep},
         "update": {"gradients": gradients, "teacher weights": at_rest, **_update(student, s), "vLLM": asleep},
     }
