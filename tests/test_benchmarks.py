@@ -3,30 +3,30 @@
 import sys
 
 import fits
-import multi_gpu
 import pytest
+import throughput
 from trainers import StepClock
 
 
 @pytest.mark.parametrize(
     ("script", "options", "sentence"),
     [
-        (multi_gpu, ["--launch", "zero9"], "--launch 'zero9' is not known: choose among cpu, ddp, fsdp2"),
-        (multi_gpu, ["--launch", "ddp", "--student", "3B"], "invalid choice: '3B'"),
-        (multi_gpu, ["--launch", "ddp", "--processes", "0"], "--processes must be at least 1, got 0"),
+        (throughput, ["--launch", "zero9"], "--launch 'zero9' is not known: choose among cpu, ddp, fsdp2"),
+        (throughput, ["--launch", "ddp", "--student", "3B"], "invalid choice: '3B'"),
+        (throughput, ["--launch", "ddp", "--processes", "0"], "--processes must be at least 1, got 0"),
         (
-            multi_gpu,
+            throughput,
             ["--launch", "ddp", "--processes", "3", "--prompts", "2", "--rows", "2"],
             "--prompts 2 x 4 responses do not divide into --processes 3 x --rows 2",
         ),
-        (multi_gpu, ["--compare", "ddp-2", "zero2-2"], "--compare 'ddp-2' has no result in"),
-        (multi_gpu, [], "say what to do: --launch, --compare or --prepare"),
+        (throughput, ["--compare", "ddp-2", "zero2-2"], "--compare 'ddp-2' has no result in"),
+        (throughput, [], "say what to do: --launch, --compare or --prepare"),
         (fits, ["--config", "run.yaml", "--teacher", "3B"], "invalid choice: '3B'"),
         (fits, ["--config", "nowhere.yaml"], "error: 'nowhere.yaml' cannot be read (No such file or directory)"),
     ],
 )
 def test_options_that_cannot_work(tmp_path, monkeypatch, capsys, script, options, sentence):
-    output = ["--output", str(tmp_path / "output")] if script is multi_gpu else []
+    output = ["--results", str(tmp_path / "results")] if script is throughput else []
     monkeypatch.setattr(sys, "argv", [f"{script.__name__}.py", *options, *output])
     with pytest.raises(SystemExit) as ended:
         script.main()

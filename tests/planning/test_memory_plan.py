@@ -86,7 +86,7 @@ def test_the_peak_of_scoring_that_was_measured():
     [("single", 1, 77.8), ("zero2", 2, 73.8), ("zero3", 2, 75.4), ("fsdp2", 2, 69.0)],
 )
 def test_the_peak_of_whole_steps_that_was_measured(strategy, processes, measured):
-    # benchmarks/multi_gpu.py on H200s of 139.8 GiB: memory in use on the device, largest in the rollout.
+    # benchmarks/throughput.py on H200s of 139.8 GiB: memory in use on the device, largest in the rollout.
     lengths = {"rows": 4, "mean_tokens": 700, "longest_tokens": 1_720}
     settings = MemorySettings(strategy=strategy, processes=processes, vllm_share=0.35, gpu_gib=139.8, **lengths)
     assert plan_memory(MIDDLE, LARGE, settings).peak == pytest.approx(measured, rel=0.15)

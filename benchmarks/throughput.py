@@ -1,15 +1,22 @@
-"""Whole CROP steps on several GPUs, under the launch files that users start from.
+"""Tokens a second and GPU of whole CROP steps, under the launch files that users start from.
 
-    python benchmarks/multi_gpu.py --launch ddp zero2 zero3 fsdp2 --processes 2
+    python benchmarks/throughput.py --launch single_gpu --compile
+    python benchmarks/throughput.py --launch single_gpu ddp zero2 zero3 --processes 2
+    python benchmarks/throughput.py --launch zero2 --processes 2 --student 4B --teacher 8B --vllm-memory 0.3
 
 Random weights of real shapes, rollouts from vLLM on each GPU with response lengths that are given, the same ones in the
-same places for any number of processes. Each arrangement is a launch of its own; its loss, retention, gap between
-engine and trainer, seconds and memory of every process land in OUTPUT/ARRANGEMENT-PROCESSES.json. `--engine given`
-trains on the same responses everywhere, without an engine, and `--compare` says how far two such runs lie apart:
+same places for any number of processes. Each arrangement is a launch of its own, and a row of the table: tokens of
+responses a second and GPU, seconds of a step and shares of its phases, as medians of all steps but the first; how much
+of that time each card ran no kernel, by nvidia-smi; loss, retention and the gap between engine and trainer; the most
+memory in use on a GPU, of whatever owns it and of it by PyTorch. All of it by step lands in
+RESULTS/ARRANGEMENT-PROCESSES.json. Beside `single_gpu`, which takes one process, others are compared with it.
 
-    python benchmarks/multi_gpu.py --launch zero2 --processes 2 --engine given --steps 3
-    python benchmarks/multi_gpu.py --launch zero2 --processes 4 --engine given --steps 3
-    python benchmarks/multi_gpu.py --compare zero2-2 zero2-4
+`--engine given` trains on the same responses everywhere, without an engine, and `--compare` says how far two such runs
+lie apart:
+
+    python benchmarks/throughput.py --launch zero2 --processes 2 --engine given --steps 3
+    python benchmarks/throughput.py --launch zero2 --processes 4 --engine given --steps 3
+    python benchmarks/throughput.py --compare zero2-2 zero2-4
 
 On a machine without GPUs, `--student tiny --teacher tiny --engine given` runs the same on CPUs, but for `fsdp2`.
 """
@@ -17,22 +24,28 @@ On a machine without GPUs, `--student tiny --teacher tiny --engine given` runs t
 import argparse
 import json
 import os
+import shutil
+import statistics
 import subprocess
 import sys
 import threading
+import time
+from itertools import pairwise
 from pathlib import Path
 
 import torch
 from accelerate.utils import gather_object
-from baseline import card_name
+from baseline import card_name, record
 from datasets import Dataset
 from safetensors.torch import load_file, save_file
 from shapes import SHAPES, draw_lengths, draw_responses, draw_rows, make_config, make_model, make_tokenizer, save_model
 from trainers import GivenResponses, given_lengths
+from transformers import TrainerCallback
 
 from crop_trl import CROPConfig, CROPTrainer
 
 ROOT = Path(__file__).resolve().parents[1]
+PHASES = ("rollout", "scoring", "update")
 ON_GPUS = torch.cuda.is_available()
 METRICS = {
     "loss": "loss",
@@ -87,6 +100,48 @@ class MemoryWatch(threading.Thread):
         return self.peak_gib
 
 
+class StepEnds(TrainerCallback):
+    """The time at the end of each step."""
+
+    def __init__(self):
+        self.times: list[float] = []
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """Note the time."""
+        self.times.append(time.time())
+
+
+class Idleness(threading.Thread):
+    """How much of the time each card ran no kernel, twice a second; nothing where nvidia-smi is missing."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.seen: list[tuple[float, str, float]] = []
+        command = ["nvidia-smi", "--query-gpu=index,utilization.gpu", "--format=csv,noheader,nounits", "-lms", "500"]
+        if cards := os.environ.get("CUDA_VISIBLE_DEVICES"):
+            command += ["-i", cards]
+        found = shutil.which("nvidia-smi")
+        self.program = subprocess.Popen(command, stdout=subprocess.PIPE, text=True) if found else None
+
+    def run(self):
+        """Read until the program is stopped."""
+        for line in self.program.stdout if self.program else ():
+            card, busy = line.split(",")
+            if busy.strip().isdecimal():
+                self.seen.append((time.time(), card, 1 - float(busy) / 100))
+
+    def stop(self, since: float, until: float) -> dict[str, float]:
+        """Stop; the mean share of each card within two times."""
+        if self.program:
+            self.program.terminate()
+            self.join()
+        cards: dict[str, list[float]] = {}
+        for when, card, idle in self.seen:
+            if since <= when <= until:
+                cards.setdefault(card, []).append(idle)
+        return {card: round(statistics.mean(shares), 3) for card, shares in cards.items()}
+
+
 def on_this_machine() -> dict:
     """Settings of precision and devices."""
     if ON_GPUS:
@@ -109,13 +164,14 @@ def work(args) -> None:
     """Train, as one of several processes."""
     responses = args.prompts * 4
     settings = CROPConfig(
-        output_dir=str(args.output / "run"),
+        output_dir=str(args.results / "run"),
         method=args.method,
         prompts_per_step=args.prompts,
         per_device_train_batch_size=args.rows,
         max_completion_length=args.longest,
         max_steps=args.steps,
         gradient_checkpointing=args.checkpointing,
+        compile_layers=args.compile,
         teacher_placement=args.placement,
         score_tokens_per_batch=args.tokens_per_batch,
         use_vllm=args.engine == "vllm",
@@ -145,6 +201,8 @@ def work(args) -> None:
         given_lengths(trainer.vllm_generation.llm, lengths[mine])
     else:
         trainer.given_responses = draw_responses(lengths, make_config(args.student).vocab_size)[mine]
+    ends = StepEnds()
+    trainer.add_callback(ends)
     memory = MemoryWatch(accelerator.device)
     memory.start()
     trainer.train()
@@ -164,12 +222,13 @@ def work(args) -> None:
             "card": card_name("cuda" if ON_GPUS else "cpu"),
             "settings": {name: str(value) for name, value in vars(args).items() if name not in ("launch", "compare")},
             "tokens": sum(lengths),
+            "ends": ends.times,
             "steps": steps,
             "peaks": peaks,
         }
         name = f"{args.worker}-{accelerator.num_processes}"
-        (args.output / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
-        save_file({"mask": trainer.first_mask}, str(args.output / f"{name}.safetensors"))
+        (args.results / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
+        save_file({"mask": trainer.first_mask}, str(args.results / f"{name}.safetensors"))
     accelerator.end_training()
 
 
@@ -177,34 +236,59 @@ def launch(args, arrangement: str) -> dict:
     """Run one arrangement to its end and read what it wrote."""
     config = ROOT / "accelerate_configs" / f"{arrangement}.yaml"
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
-    command += ["--num_processes", str(args.processes), "--main_process_port", "0"]
+    processes = 1 if arrangement == "single_gpu" else args.processes
+    command += ["--num_processes", str(processes), "--main_process_port", "0"]
     environment = dict(os.environ)
     if not ON_GPUS:
         command += ["--mixed_precision", "no"]
-        if arrangement == "ddp":
+        if arrangement in ("ddp", "single_gpu"):
             environment["ACCELERATE_USE_CPU"] = "true"
-    result = args.output / f"{arrangement}-{args.processes}.json"
-    result.unlink(missing_ok=True)
-    subprocess.run([*command, __file__, "--worker", arrangement, *sys.argv[1:]], env=environment, check=True)
-    return json.loads(result.read_text())
+    path = args.results / f"{arrangement}-{processes}.json"
+    path.unlink(missing_ok=True)
+    idleness = Idleness()
+    idleness.start()
+    try:
+        subprocess.run([*command, __file__, "--worker", arrangement, *sys.argv[1:]], env=environment, check=True)
+    finally:
+        result = json.loads(path.read_text()) if path.exists() else {"ends": [0.0]}
+        idle = idleness.stop(result["ends"][0], result["ends"][-1])
+    seconds = statistics.median(after - before for before, after in pairwise(result["ends"]))
+    rest = result["steps"][1:]
+    phases = {name: statistics.median(step[f"{name}_s"] for step in rest) for name in PHASES}
+    result |= {"idle": idle, "step_s": round(seconds, 3), "phases": {n: round(s, 3) for n, s in phases.items()}}
+    result["tokens_per_second"] = round(result["tokens"] / seconds, 1)
+    path.write_text(json.dumps(result, indent=2) + "\n")
+    return result
 
 
 def summary(result: dict) -> str:
-    """One line: medians over the steps after the first, memory of the fullest process."""
-    rest = result["steps"][1:] or result["steps"]
+    """A row of the table; of memory that of the fullest process."""
 
-    def median(name):
-        values = sorted(step[name] for step in rest if step[name] is not None)
-        return values[len(values) // 2] if values else float("nan")
+    def median(name: str) -> float:
+        values = [step[name] for step in result["steps"][1:] if step[name] is not None]
+        return statistics.median(values) if values else float("nan")
 
-    seconds = [median(name) for name in ("rollout_s", "scoring_s", "update_s")]
-    return (
-        f"| {result['arrangement']} | {result['processes']} | {result['steps'][-1]['loss']:.4f} | "
-        f"{median('retention'):.3f} | {median('engine_gap'):.4f} | "
-        + " | ".join(f"{value:.1f}" for value in (*seconds, sum(seconds)))
-        + f" | {max(peak['device_gib'] for peak in result['peaks']):.1f} | "
-        f"{max(peak['torch_gib'] for peak in result['peaks']):.1f} |"
-    )
+    shares = [f"{100 * seconds / result['step_s']:.0f} %" for seconds in result["phases"].values()]
+    idle = ", ".join(f"{100 * share:.0f} %" for share in result["idle"].values()) or "-"
+    peaks = [max(peak[kind] for peak in result["peaks"]) for kind in ("device_gib", "torch_gib")]
+    cells = [result["arrangement"], result["processes"], f"{result['tokens_per_second'] / result['processes']:.0f}"]
+    cells += [f"{result['step_s']:.1f}", *shares, idle, f"{result['steps'][-1]['loss']:.4f}"]
+    cells += [f"{median('retention'):.3f}", f"{median('engine_gap'):.4f}", *(f"{peak:.1f}" for peak in peaks)]
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def record_all(args, results: list[dict]) -> None:
+    """Each arrangement against what its rollout alone would give, and against one GPU where that was measured too."""
+    one = next((r["tokens_per_second"] for r in results if r["arrangement"] == "single_gpu"), None)
+    for result in results:
+        n, name = result["processes"], result["arrangement"]
+        details = {k: result[k] for k in ("processes", "step_s", "phases", "idle", "tokens")}
+        details |= {"student": args.student, "teacher": args.teacher, "method": args.method, "compiled": args.compile}
+        where = ("cuda" if ON_GPUS else "cpu", args.output)
+        ours, alone = result["tokens_per_second"] / n, result["tokens"] / result["phases"]["rollout"] / n
+        record(f"throughput_{args.student}_from_{args.teacher}_{name}", ours, alone, *where, **details)
+        if one and name != "single_gpu":
+            record(f"scaling_{name}", result["tokens_per_second"], one, *where, **details)
 
 
 def compare(folder: Path, first: str, second: str) -> str:
@@ -226,16 +310,18 @@ def trouble(args) -> str | None:
             return f"--launch {name!r} is not known: choose among {known}"
         if name.startswith("fsdp") and not ON_GPUS:
             return f"--launch {name} needs GPUs; without them choose ddp, zero2 or zero3"
-    for name in ("processes", "prompts", "steps", "rows", "longest", "mean", "tokens_per_batch"):
+    if args.launch and args.steps < 2:
+        return f"--steps must be at least 2, since the first one is not counted, got {args.steps}"
+    for name in ("processes", "prompts", "rows", "longest", "mean", "tokens_per_batch"):
         if getattr(args, name) < 1:
             return f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}"
     if args.launch and args.prompts * 4 % (args.processes * args.rows):
         share = f"--processes {args.processes} x --rows {args.rows}"
         return f"--prompts {args.prompts} x 4 responses do not divide into {share}"
     for name in args.compare or ():
-        if not all((args.output / f"{name}.{ending}").exists() for ending in ("json", "safetensors")):
-            there = ", ".join(sorted(path.stem for path in args.output.glob("*.safetensors"))) or "none"
-            return f"--compare {name!r} has no result in {args.output}; there are: {there}"
+        if not all((args.results / f"{name}.{ending}").exists() for ending in ("json", "safetensors")):
+            there = ", ".join(sorted(path.stem for path in args.results.glob("*.safetensors"))) or "none"
+            return f"--compare {name!r} has no result in {args.results}; there are: {there}"
     return None
 
 
@@ -262,31 +348,33 @@ def main() -> None:
     parser.add_argument("--sleep", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--checkpointing", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--models", type=Path, default=ROOT / "runs" / "models")
-    parser.add_argument("--output", type=Path, default=ROOT / "runs" / "multi_gpu")
+    parser.add_argument("--compile", action="store_true", help="with `compile_layers`")
+    parser.add_argument("--results", type=Path, default=ROOT / "runs" / "throughput", help="folder of what was logged")
+    parser.add_argument("--output", type=Path, help="folder of the baseline files")
     args = parser.parse_args()
     if wrong := trouble(args):
         parser.error(wrong)
-    args.output.mkdir(parents=True, exist_ok=True)
+    args.results.mkdir(parents=True, exist_ok=True)
     if args.worker:
         work(args)
     elif args.prepare:
         prepare(args)
     elif args.compare:
-        print(compare(args.output, *args.compare))
+        print(compare(args.results, *args.compare))
     elif args.launch:
         # In a process of its own, which leaves nothing on the GPU behind.
         subprocess.run([sys.executable, __file__, "--prepare", *sys.argv[1:]], check=True)
-        print(
-            "| arrangement | processes | loss | retention | gap | rollout | scoring | update | step | device | torch |"
-        )
-        print("|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
-        failed = []
+        columns = ["arrangement", "GPUs", "tokens/s and GPU", "step", *PHASES, "idle", "loss", "retention", "gap"]
+        print(f"| {' | '.join([*columns, 'device', 'torch'])} |\n|{'---|' * (len(columns) + 2)}", flush=True)
+        results, failed = [], []
         for arrangement in args.launch:
             try:
-                print(summary(launch(args, arrangement)), flush=True)
+                results.append(launch(args, arrangement))
+                print(summary(results[-1]), flush=True)
             except subprocess.CalledProcessError as error:
                 failed.append(arrangement)
                 print(f"| {arrangement} | {args.processes} | failed with status {error.returncode} |", flush=True)
+        record_all(args, results)
         if failed:
             sys.exit(f"error: {', '.join(failed)} failed; what they said is above.")
     else:
