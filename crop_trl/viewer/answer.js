@@ -347,7 +347,10 @@ function entries(i) {
     );
   }
   table.append(
-    put(make("tr"), ...shown.map(({ r }) => put(make("td", piece(i), { className: "said" }), make("i", share(Math.exp(logprob(i, r))))))),
+    put(
+      make("tr"),
+      ...shown.map(({ r }) => put(make("td", "", { className: "said" }), piece(i), make("i", share(Math.exp(logprob(i, r)))))),
+    ),
   );
   return table;
 }

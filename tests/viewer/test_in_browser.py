@@ -269,6 +269,8 @@ def test_a_token_shows_what_each_reader_expected(browser, tmp_path):
             text, value, _ = cells[1 + k][column].removeprefix("▸").split()
             assert text.strip("␣") == f"w{part.token_ids[0, 17, k]}"
             assert number(value) == pytest.approx(100 * part.logprobs[0, 17, k].exp().item(), abs=1)
+    said = {cell.removeprefix("▸").split()[0].strip("␣") for cell in cells[-1]}
+    assert said == {shown.all("#tokens .t")[17].text.strip("␣ ")}
     ranked = {row.text.split()[0]: row.text.split() for row in shown.all("#panel > table tr")}
     place = bank.select("crop").scores[0].sort(descending=True, stable=True).indices.tolist().index(17) + 1
     assert int(ranked["crop"][2]) == place and ("kept" in ranked["crop"]) == bank.select("crop").mask[0, 17].item()
