@@ -127,5 +127,5 @@ def _column(values: list[Any]) -> pyarrow.Array:
     values = [json.dumps(value) if isinstance(value, dict) else value for value in values]
     try:
         return pyarrow.array(values)
-    except pyarrow.ArrowException:
+    except (pyarrow.ArrowException, OverflowError):
         return pyarrow.array([None if value is None else str(value) for value in values])

@@ -250,11 +250,12 @@ def test_worlds_on_other_benchmarks_have_tables_of_their_own():
 def test_rows_come_back_whatever_they_hold(tmp_path):
     found = {r["run"]: r for r in rows()}
     first, second = list(found)[:2]
-    found[first] |= {"odd": 1, "dict": {"a": 1}, "list": [0.0]}
+    found[first] |= {"odd": 1, "dict": {"a": 1}, "list": [0.0], "large": 2**70}
     found[second] |= {"odd": "one", "list": [1.0, 2.0]}
     write_rows(tmp_path / "runs.parquet", found)
     again = stored_rows([tmp_path / "runs.parquet"])
     assert list(again) == list(found) and again[first]["odd"] == "1" and again[second]["odd"] == "one"
+    assert again[first]["large"] == str(2**70) and again[second]["large"] is None
     assert again[first]["dict"] == '{"a": 1}' and again[second]["list"] == [1.0, 2.0]
     assert all(again[key][name] == found[key][name] for key in found for name in DEFAULTS)
     assert list(read_rows(tmp_path / "runs.parquet")[0])[:3] == ["run", "world", "method"]
