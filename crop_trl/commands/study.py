@@ -29,6 +29,9 @@ from .launch import split_options
 from .options import OptionParser
 from .train import read_settings, train_parser
 
+# Options of `crop-trl evaluate` that are a run's own, and what it does beside evaluating one.
+_OF_EACH_RUN = ("model", "output", "label", "training_run", "benchmark", "regrade", "compare")
+
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line. Raises `ValueError` for what is wrong in it."""
@@ -125,6 +128,10 @@ def measure(study: Study, args: argparse.Namespace) -> None:
         evaluate.check_options(read)
         return read
 
+    given = evaluate.parse(args.evaluate_options)
+    for name in _OF_EACH_RUN:
+        if getattr(given, name):
+            raise ValueError(f"`--{name}` after -- would be that of every run, and a study sets it; take it out.")
     options = ["--benchmark", *args.benchmarks, *args.evaluate_options]
     benchmarks = evaluate.load_benchmarks(read(options))
     tasks = study.evaluations(options, benchmarks, lambda words: evaluate.plan_of(read(words), benchmarks).check_same())

@@ -334,6 +334,16 @@ def test_what_a_student_was_evaluated_on_stays_with_its_row(tmp_path):
     assert benchmarks(two) == {"x": 0.5}
 
 
+def test_what_a_study_sets_for_each_run_is_no_option_for_all(tmp_path):
+    """Else every row would have the numbers of one model."""
+    finished(tmp_path / "out")
+    given = ["--table", "--output", str(tmp_path / "out"), "--dry_run", "--benchmarks", "AIME24", "--"]
+    for option in ("--model", "--output=x", "--lab", "--training-run", "--benchmark", "--regrade", "--compare"):
+        name = {"--lab": "label"}.get(option, option.strip("-").partition("=")[0].replace("-", "_"))
+        with pytest.raises(SystemExit, match=f"^error: `--{name}` after -- would be that of every run, and a study"):
+            study.main([*given, option, *["y"] * ("=" not in option)])
+
+
 def test_a_result_that_is_none_gets_one_sentence_and_not_a_number_is_none(tmp_path):
     folder = finished(tmp_path, x=0.25)
     results, evaluation = folder / "result.json", folder / "evaluation/results.json"
