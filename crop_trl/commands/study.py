@@ -15,6 +15,7 @@ import shlex
 import shutil
 import sys
 from contextlib import AbstractContextManager
+from importlib.util import find_spec
 from pathlib import Path
 
 from tqdm import tqdm
@@ -139,6 +140,8 @@ def measure(study: Study, args: argparse.Namespace) -> None:
         for task in tasks:
             print(f"# {task.name}\n{shlex.join(['crop-trl', *task.command[len(CROP_TRL) :]])}")
         return
+    if tasks and given.sampler == "vllm" and not find_spec("vllm"):
+        raise ImportError("`--benchmarks` needs vLLM: install crop-trl[vllm], or end the command with -- --sampler hf.")
     with tqdm(total=len(tasks), unit="model", smoothing=0) as bar:
         run_tasks(tasks, args.jobs, args.gpus, lambda *end: (study.ended(*end), bar.update()))
 
@@ -147,6 +150,8 @@ def tabulate(study: Study, args: argparse.Namespace) -> None:
     """Print the tables, and write them where that is possible."""
     text = study_markdown(study.asked.values(), study.defaults, args.against, args.average)
     print(text)
+    if args.dry_run:
+        return
     try:
         with alone(args):
             study.save()
@@ -176,11 +181,14 @@ def main(argv: list[str] | None = None) -> int:
                 f"`output` {str(args.output)!r} holds no finished run{' of these grids' * bool(args.grid)}; leave out "
                 "`--table` to run them first."
             )
+        if args.dry_run and args.benchmarks:
+            measure(study, args)
+            return bool(study.failed)
         if not args.table or args.benchmarks:
             with alone(args):
                 study.save()
                 (measure if args.table else train)(study, args)
-        if args.table and not (args.dry_run and args.benchmarks):
+        if args.table:
             tabulate(study, args)
     if study.failed:
         print(f"{len(study.failed)} failed: {', '.join(study.failed)}. The same command tries them again.")

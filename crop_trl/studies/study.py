@@ -68,6 +68,7 @@ class Study:
     def __init__(self, output, runs, others, defaults, discard_models=False):
         self.output, self.runs, self.defaults, self.discard_models = output, runs, defaults, discard_models
         self.failed: list[str] = []
+        self.students: dict[str, NamedRun] = {}  # whose rows come with what they are measured on
         self.table = output / rows.TABLE
         self.rows = rows.stored_rows([*others, *([self.table] if self.table.is_file() else [])])
         for key, planned in runs.items():
@@ -101,24 +102,25 @@ class Study:
 
         return {key: row for key, row in self.rows.items() if is_asked(key, row)}
 
-    def _add_students(self) -> None:
-        """A row for the untrained student of each world that has none: tables of benchmarks begin with it."""
+    def _untrained(self) -> dict[str, NamedRun]:
+        """The student of each world that has no row of it untrained: tables of benchmarks begin with it."""
         first = {row["world"]: row for row in reversed(self.asked.values())}
+        found = {}
         for world in set(first) - {row["world"] for row in self.rows.values() if row["method"] == "base"}:
             settings = {**json.loads(first[world]["settings"]), "method": "base"}
             run = NamedRun(world, "method=base", settings, self.defaults)
-            run.claim(self.output / run.key)
-            RunResult("base", None, None, seed=first[world]["seed"]).write(self.output / run.key)
-            self._collect(run.key)
+            found[run.key] = run
+        return found
 
     def evaluations(self, options, benchmarks, check_same) -> list[Task]:
         """
         `crop-trl evaluate` with these options for each finished run whose model is here and that lacks one of these
         benchmarks; `check_same` raises `ValueError` where one that lacks none was asked otherwise.
         """
-        self._add_students()
+        self.students = self._untrained()
+        students = {k: {"method": "base", "settings": json.dumps(run.settings)} for k, run in self.students.items()}
         found, gone = [], 0
-        for key, row in self.asked.items():
+        for key, row in {**self.asked, **students}.items():
             folder = self.output / key
             settings = {**self.defaults, **json.loads(row["settings"])}
             trained = row["method"] != "base"
@@ -137,7 +139,6 @@ class Study:
             if trained and not _weights_in(folder):
                 gone += 1
                 continue
-            folder.mkdir(parents=True, exist_ok=True)
             found.append(Task(key, [*CROP_TRL, *words], folder / "evaluation.txt"))
         if gone:
             print(f"{gone} finished runs have no weights here and are not measured.")
@@ -148,6 +149,12 @@ class Study:
         with self._failing(task.name):
             if isinstance(status, OSError):
                 raise status
+            if status == 0 and task.name in self.students:
+                run = self.students[task.name]
+                run.claim(self.output / run.key)
+                RunResult("base", None, None, seed={**self.defaults, **run.settings}["seed"]).write(
+                    self.output / run.key
+                )
             finished, is_new = is_finished(self.output / task.name), task.name not in self.rows
             if status or not finished:
                 how = f"failed with status {status}"

@@ -78,11 +78,12 @@ def results_of(row: Row) -> dict[str, dict[str, Any]]:
 
 
 def compared_in(rows: Iterable[Row], average: str = "clean") -> list[str]:
-    """The benchmarks of Avg. where all runs of a world were evaluated or nothing else was measured, else held-out."""
-    found = [results_of(row) for row in rows]
-    held_out = [each.pop(HELD_OUT, None) for each in found]
-    evaluated = [{"benchmarks": each} for each in found if each]
-    if not evaluated or len(evaluated) < len(found) and any(held_out):
+    """The benchmarks of Avg. where all trained runs of a world were evaluated or nothing else was measured, else
+    held-out."""
+    found = [(row["method"], results_of(row)) for row in rows]
+    held_out = [each.pop(HELD_OUT, None) for _, each in found]
+    evaluated = [{"benchmarks": each} for _, each in found if each]
+    if not evaluated or any(held_out) and any(method != "base" and not each for method, each in found):
         return [HELD_OUT]
     return averaged(shared_benchmarks(evaluated), average) or [HELD_OUT]
 

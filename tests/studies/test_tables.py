@@ -1,5 +1,6 @@
 """Rows of a study and the tables made of them, against numbers worked out by hand or by a library."""
 
+import importlib.util
 import json
 
 import pandas
@@ -12,7 +13,7 @@ from crop_trl.files import alone_in, read_rows
 from crop_trl.studies.naming import NamedRun
 from crop_trl.studies.rows import row_of, stored_rows, write_rows
 from crop_trl.studies.study import Study
-from crop_trl.studies.tables import groups_of, study_markdown
+from crop_trl.studies.tables import HELD_OUT, compared_in, groups_of, study_markdown
 from crop_trl.training.results import RunResult
 
 DEFAULTS = {"method": "crop", "seed": 42, "retention_ratio": 0.2, "learning_rate": 1e-6, "num_counterfactuals": 1}
@@ -332,6 +333,26 @@ def test_what_a_student_was_evaluated_on_stays_with_its_row(tmp_path):
     assert benchmarks(two) == {"x": 0.5, "y": 0.75}
     RunResult("crop", 0.4, 0.6, seed=0, seconds=9.5).write(tmp_path / "here/w/method=crop,seed=0")
     assert benchmarks(two) == {"x": 0.5}
+
+
+def test_a_dry_run_writes_nothing_and_an_unmeasured_student_does_not_decide_the_measure(tmp_path, capsys):
+    finished(tmp_path / "out", x=0.25)
+    (tmp_path / "x.jsonl").write_text('{"problem": "1+1?", "answer": "2"}\n')
+    (tmp_path / "out/w/method=crop,seed=0/model.safetensors").touch()
+    given = ["--table", "--output", str(tmp_path / "out"), "--benchmarks", f"y={tmp_path}/x.jsonl"]
+    before = sorted(tmp_path.rglob("*"))
+    for options in (["--table", "--output", given[2]], given):
+        assert study.main([*options, "--dry_run"]) == 0 and sorted(tmp_path.rglob("*")) == before
+    assert capsys.readouterr().out.count("\ncrop-trl evaluate --model ") == 2
+    # Where there is no vLLM that is said once, and what cannot be evaluated leaves no row.
+    if not importlib.util.find_spec("vllm"):
+        with pytest.raises(SystemExit, match=r"^error: `--benchmarks` needs vLLM: install crop-trl\[vllm\], or"):
+            study.main(given)
+    assert study.main([*given, "--", "--sampler", "server", "--server_url", "http://localhost:9/v1"]) == 1
+    assert [row["method"] for row in read_rows(tmp_path / "out/runs.parquet")] == ["crop"]
+    found = [r | {"evaluation": json.dumps({"x": {"mean": 0.5, "samples": 1, "problems": 1}})} for r in rows()]
+    assert compared_in(found) == compared_in([*found, row("base", 0, None)]) == ["x"]
+    assert compared_in([*found, row("tip", 0, 0.5)]) == compared_in([row("base", 0, None)]) == [HELD_OUT]
 
 
 def test_what_a_study_sets_for_each_run_is_no_option_for_all(tmp_path):
