@@ -324,6 +324,8 @@ class CROPConfig(GRPOConfig):
         optional = ("max_prompt_length", "max_completion_length", "prompts_per_step", "steps_per_generation")
         checks.check_numbers(values(*optional), 1, whole=True, optional=True)
         checks.check_numbers(values("seed", "selector_seed", "credit_seed", "selection_export_steps"), 0, whole=True)
+        if self.seed >= 2**32:  # NumPy takes no other
+            raise ValueError(f"`seed` must be below 2**32, got {self.seed}.")
         checks.check_numbers(values("lambda_opd", "epsilon", "epsilon_high"), 0)
         checks.check_numbers(values("learning_rate", "max_grad_norm", "credit_lambda"), 0, optional=True)
         checks.check_numbers(values("iw_max_weight"), 1)

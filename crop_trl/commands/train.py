@@ -60,12 +60,14 @@ def read_settings(argv: list[str]) -> tuple[dict[str, Any], NamedRun | None]:
     runs_dir, by_agent = settings.pop("runs_dir", None), "WANDB_SWEEP_ID" in os.environ
     if by_agent and "report_to" not in given:
         settings["report_to"] = "wandb"
-    if "output_dir" in given or not (runs_dir or by_agent):
-        if "runs_dir" in given:
-            raise ValueError("`runs_dir` and `output_dir` exclude each other; give one.")
+    if {"runs_dir", "output_dir"} <= given.keys():
+        raise ValueError("`runs_dir` and `output_dir` exclude each other; give one.")
+    if not by_agent and ("output_dir" in given or not runs_dir):
         return settings, None
     run = named_run(parser.defaults(), file, given)
-    settings["output_dir"] = str(Path(runs_dir or settings.get("output_dir") or "runs") / run.key)
+    # An agent starts many runs with one command, so what it gives is never the folder of one.
+    runs_dir = given.get("output_dir") or runs_dir or settings.get("output_dir") or "runs"
+    settings["output_dir"] = str(Path(runs_dir) / run.key)
     settings.setdefault("run_name", f"{run.world}: {run.name}")
     return settings, run
 

@@ -23,10 +23,11 @@ class Grid:
     command: list[str]
     program: str
     parameters: dict[str, list[Any]]
+    run_cap: int | None = None
 
     def commands(self) -> Iterator[list[str]]:
         """The command of every run, the last parameter varying fastest."""
-        for values in itertools.product(*self.parameters.values()):
+        for values in itertools.islice(itertools.product(*self.parameters.values()), self.run_cap):
             yield expand(self.command, dict(zip(self.parameters, values)), self.program)
 
 
@@ -52,7 +53,10 @@ def read_grid(path: str | Path) -> Grid:
                 f"{str(path)!r}: `{name}` needs `values`, a list that is not empty, or `value`; a grid takes nothing "
                 "else."
             )
-    return Grid(Path(path), [str(word) for word in command], str(content.get("program", "")), parameters)
+    run_cap = content.get("run_cap")
+    if run_cap is not None and (type(run_cap) is not int or run_cap < 1):
+        raise ValueError(f"{str(path)!r} has `run_cap` {run_cap!r}; give a whole number of at least 1.")
+    return Grid(Path(path), [str(word) for word in command], str(content.get("program", "")), parameters, run_cap)
 
 
 def _values(given: Any) -> Any:

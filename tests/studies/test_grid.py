@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from crop_trl.commands.study import name_run
+from crop_trl.commands.train import read_settings
 from crop_trl.studies.grid import expand, read_grid, train_arguments
 from crop_trl.studies.naming import named_run, shown
 from crop_trl.studies.study import runs_of
@@ -68,6 +69,9 @@ def test_a_grid_is_every_combination_once_however_many_files_name_it(tmp_path, m
     runs = runs_of([sweep(tmp_path, parameters=seeds), sweep(tmp_path, "b.yaml", parameters=ratios)], name_run)
     names = ["method=crop,seed=3", "method=crop,seed=4", "method=opd,seed=3", "method=opd,seed=4"]
     assert list(runs) == [f"w/{n}" for n in (*names, "method=crop,retention_ratio=0.1,seed=3")]
+    for cap, count in ((1, 1), (3, 3), (9, 4)):
+        capped = sweep(tmp_path, "cap.yaml", parameters=seeds, run_cap=cap)
+        assert list(runs_of([capped], name_run)) == list(runs)[:count]
     assert runs["w/method=opd,seed=4"].command(Path("runs"))[:3] == ["crop-trl", "train", "--config"]
     assert runs["w/method=opd,seed=4"].command(Path("runs"))[4:] == [
         *("--method=opd", "--seed=4", "--logging_steps=7", "--runs_dir", "runs", "--main_process_port", "0")
@@ -83,6 +87,8 @@ def test_a_grid_is_every_combination_once_however_many_files_name_it(tmp_path, m
     ("content", "sentence"),
     [
         ({"method": "bayes"}, "has `method` 'bayes'; a study runs `method: grid`."),
+        ({"run_cap": 0}, "grid.yaml' has `run_cap` 0; give a whole number of at least 1."),
+        ({"run_cap": "2"}, "grid.yaml' has `run_cap` '2'; give a whole number of at least 1."),
         ({"command": None}, "has no `command`; write [crop-trl, train, --config, FILE, ${args}] with your FILE."),
         ({"parameters": {"seed": {"min": 0, "max": 3}}}, "`seed` needs `values`, a list that is not empty, or"),
         ({"parameters": {"seed": [1, 2]}}, "`seed` needs `values`, a list that is not empty, or `value`"),
@@ -196,6 +202,18 @@ def test_names_are_readable_short_and_of_one_run_each():
     assert shown(0.0001) == "0.0001" and shown(True) == "true" and shown("crop-max") == "crop-max"
     hidden = named_run({}, {}, {"hub_token": "hf_secret", "teacher_server_urls": ["http://u:secret@x/v1"]})
     assert "secret" not in json.dumps(hidden.settings) + hidden.key and "hub_token" not in hidden.own_settings
+
+
+def test_runs_of_an_agent_share_no_folder_however_it_is_named(tmp_path, monkeypatch):
+    file, runs = tmp_path / "base.yaml", []
+    file.write_text("runs_dir: of_file\noutput_dir: other")
+    monkeypatch.setenv("WANDB_SWEEP_ID", "abcd1234")
+    for folder in (["--runs_dir", "here"], ["--output_dir", "here"], ["--config", str(file)], []):
+        for seed in ("0", "1"):
+            settings, run = read_settings([*folder, "--seed", seed])
+            assert run.key.endswith(f"/method=crop,seed={seed}")
+            runs.append(settings["output_dir"].removesuffix(f"/{run.key}"))
+    assert runs == ["here"] * 4 + ["of_file"] * 2 + ["runs"] * 2
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples/studies").glob("*.yaml")), ids=lambda path: path.stem)

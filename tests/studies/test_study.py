@@ -184,6 +184,8 @@ def test_what_a_run_would_be_refused_for_is_known_before_any_starts(tmp_path, ca
         "prompts_per_step": (3, "`prompts_per_step` 3 x `num_generations` 4 = 12 responses do not divide"),
     }
     grids = [make_grid(tmp_path, f"{name}.yaml", **{name: [value]}) for name, (value, _) in mistakes.items()]
+    mistakes["large"] = (None, "`seed` must be below 2**32, got 4294967296.")
+    grids.append(make_grid(tmp_path, "large.yaml", seed=[2**32]))
     mistakes["command"] = (None, "`command` starts '/no/program', and there is no such program here; mend it")
     grids.append(make_grid(tmp_path, "command.yaml", seed=[7]))
     grids[-1].write_text(grids[-1].read_text().replace("- crop-trl", "- /no/program\n- crop-trl"))
