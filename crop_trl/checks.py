@@ -58,6 +58,18 @@ def check_numbers(values: Mapping[str, Any], low: float, whole: bool = False, op
             check_number(name, value, low, whole)
 
 
+def check_length_schedule(schedule: Mapping[str, int], longest: int | None) -> None:
+    """`completion_length_schedule` maps steps to limits that rise up to `longest`."""
+    steps = sorted(schedule, key=lambda step: int(step) if str(step).isdecimal() else 0)
+    limits = [schedule[step] for step in steps]
+    whole = all(type(limit) is int and limit > 0 for limit in limits) and all(str(s).isdecimal() for s in steps)
+    if not whole or limits != sorted(limits) or (limits and longest is not None and limits[-1] > longest):
+        raise ValueError(
+            f"`completion_length_schedule` must name steps and limits that rise up to `max_completion_length` "
+            f'({longest}), such as {{"50": 1024, "100": 2048}}, got {schedule}.'
+        )
+
+
 def stop_tokens(value) -> list[int] | str | None:
     """Return `stop_token_ids` as lists of ids or a word; a command line gives `151643,151645`."""
     if value is None or value == DECLARED:

@@ -62,7 +62,10 @@ class CROPConfig(GRPOConfig):
     train = True
 
     # Given as JSON on a command line.
-    _OWN_DICT_FIELDS = ("teacher_init_kwargs", "teachers", "method_settings", "vllm_speculative_config")
+    _OWN_DICT_FIELDS = (
+        *("teacher_init_kwargs", "teachers", "method_settings", "vllm_speculative_config"),
+        "completion_length_schedule",
+    )
     _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, *_OWN_DICT_FIELDS]
 
     # Defaults that differ from GRPOConfig's.
@@ -76,6 +79,12 @@ class CROPConfig(GRPOConfig):
     num_train_epochs: float = option(1.0, "Passes over the prompts.")
     num_generations: int | None = option(4, "Responses sampled for each prompt.")
     max_completion_length: int | None = option(4096, "Longest response in tokens.")
+    completion_length_schedule: dict[str, int] | str | None = option(
+        None,
+        'Shorter responses at first, a dict or JSON: with {"50": 1024, "100": 2048} those of the first 50 steps have '
+        "at most 1,024 tokens, of the next 50 at most 2,048, and all later ones `max_completion_length`. Evaluations "
+        "stay as they are. The paper does without.",
+    )
     epsilon_high: float | None = option(0.28, "Upper clipping radius of the ratio.")
     shuffle_dataset: bool | None = option(False, "Whether to shuffle the prompts.")
     vllm_importance_sampling_correction: bool = option(
@@ -323,6 +332,7 @@ class CROPConfig(GRPOConfig):
         checks.check_numbers(values(*batches, *own), 1, whole=True)
         optional = ("max_prompt_length", "max_completion_length", "prompts_per_step", "steps_per_generation")
         checks.check_numbers(values(*optional), 1, whole=True, optional=True)
+        checks.check_length_schedule(self.completion_length_schedule or {}, self.max_completion_length)
         checks.check_numbers(values("seed", "selector_seed", "credit_seed", "selection_export_steps"), 0, whole=True)
         if self.seed >= 2**32:  # NumPy takes no other
             raise ValueError(f"`seed` must be below 2**32, got {self.seed}.")

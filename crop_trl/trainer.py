@@ -53,6 +53,7 @@ from .training.callbacks import (
     AverageKeeper,
     ConsoleLines,
     EngineGapWatch,
+    LengthSchedule,
     PlainConsoleLines,
     RolloutRecord,
     StepCounter,
@@ -179,6 +180,7 @@ class CROPTrainer(StepMetrics, Rollouts, WholeCheckpoints, ModelCards, GRPOTrain
                 self.add_callback(own)
         self.add_callback(StepCounter(self))
         self.add_callback(AverageKeeper(self))
+        self.add_callback(LengthSchedule(self, self.args.completion_length_schedule or {}))
         if self.args.use_vllm:
             self.add_callback(EngineGapWatch())
         self.add_callback(SelectionExport(self.args.output_dir, self.args.selection_export_steps))

@@ -42,6 +42,27 @@ class AverageKeeper(TrainerCallback):
             average.update()
 
 
+class LengthSchedule(TrainerCallback):
+    """Limits the responses sampled in a step as `completion_length_schedule` says; evaluations come after it."""
+
+    def __init__(self, trainer, schedule: Mapping[str, int]):
+        self.trainer, self.longest = trainer, trainer.max_completion_length
+        self.limits = sorted((int(step), limit) for step, limit in schedule.items())
+
+    def _limit(self, tokens: int) -> None:
+        self.trainer.max_completion_length = tokens
+        if self.trainer.args.use_vllm:
+            self.trainer.vllm_generation.max_completion_length = tokens
+        else:
+            self.trainer.generation_config.max_new_tokens = tokens
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self._limit(next((limit for step, limit in self.limits if state.global_step < step), self.longest))
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self._limit(self.longest)
+
+
 class EngineGapWatch(TrainerCallback):
     """Warns, once, when the sampling engine and the trainer disagree on the tokens that were sampled."""
 

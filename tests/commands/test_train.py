@@ -150,6 +150,10 @@ MISTAKES = {
         "640 prompts are fewer than one step takes (2048)",
     ),
     "negative weight": (["--iw_max_weight", "-3"], "`iw_max_weight` must be a number of at least 1, got -3.0"),
+    "lengths that fall": (
+        ["--completion_length_schedule", '{"10": 90, "20": 80}'],
+        "`completion_length_schedule` must name steps and limits that rise up to `max_completion_length`",
+    ),
     "teacher settings": (["--teacher_init_kwargs", "[1]"], "`teacher_init_kwargs` must be a JSON object"),
     "type under its old name": (
         ["--teacher_init_kwargs", '{"torch_dtype": "bfloat16"}'],
