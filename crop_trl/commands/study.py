@@ -108,7 +108,7 @@ def train(study: Study, args: argparse.Namespace) -> None:
             study.ended(task, status)
             study.discard()
             bar.update()
-            if first and not study.failed:
+            if first and task.name in study.rows:
                 first = False
                 tqdm.write(study.outlook(args.jobs))
 
@@ -169,11 +169,11 @@ def main(argv: list[str] | None = None) -> int:
         refused = {} if args.table else {k: why for k in study.left if (why := refusal(study.runs[k]))}
         if args.dry_run and not args.table:
             for key, planned in study.runs.items():
-                state = "to run" if key in study.left else "finished"
+                state = "finished" if key in study.rows else "to run" if key in study.left else "failed, as said above"
                 state = f"would be refused. {refused[key]}" if key in refused else state
                 print(f"# {key}: {state}\n{shlex.join(planned.command(args.output))}")
             print(study.outlook(args.jobs))
-            return bool(refused)
+            return bool(refused or study.failed)
         for key, why in refused.items():
             raise ValueError(f"{key}: {why}")
         if args.table and not study.asked:
@@ -191,7 +191,8 @@ def main(argv: list[str] | None = None) -> int:
         if args.table:
             tabulate(study, args)
     if study.failed:
-        print(f"{len(study.failed)} failed: {', '.join(study.failed)}. The same command tries them again.")
+        again = "Once what is said above is mended, the same command tries them again."
+        print(f"{len(study.failed)} failed: {', '.join(study.failed)}. {again}")
     elif not args.table:
         print(f"All runs are finished; their rows are in {study.table}.")
     return bool(study.failed)

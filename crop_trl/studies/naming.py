@@ -63,6 +63,10 @@ def shown(value: Any) -> str:
     return _cut(re.sub(r"[^\w.+-]+", "-", end, flags=re.ASCII).strip("-"), text, _LONGEST_VALUE)
 
 
+class OtherRunError(ValueError):
+    """What stands under a run's name is another's."""
+
+
 @dataclass(frozen=True)
 class NamedRun:
     """A run of a study: `settings` are what its `--config` file and command line set, as JSON holds them."""
@@ -82,20 +86,20 @@ class NamedRun:
         """Those that make it this run."""
         return {name: value for name, value in self.settings.items() if not is_apart(name)}
 
-    def check_same(self, stored: Mapping[str, Any], where: str) -> None:
-        """Raise `ValueError` where the settings stored under its name are another run's."""
-        own, theirs = ({**self.defaults, **each} for each in (self.own_settings, _as_json(stored)))
+    def check_same(self, stored: Mapping[str, Any], where: str, here: str = "this one") -> None:
+        """Raise [`OtherRunError`] where the settings stored under its name are another run's."""
+        own, theirs = (_as_json({**self.defaults, **each}) for each in (self.settings, stored))
         for name in sorted({*own, *theirs}):
-            if own.get(name) != theirs.get(name):
-                raise ValueError(
-                    f"{where} is of a run with `{name}` {theirs.get(name)!r}, and in this one it is "
-                    f"{own.get(name)!r}; give another folder, another `world`, or delete it."
+            if own.get(name) != theirs.get(name) and not is_apart(name):
+                raise OtherRunError(
+                    f"{where} is of a run with `{name}` {theirs.get(name)!r}, and in {here} it is "
+                    f"{own.get(name)!r}; give another folder, another `world`, or take one of them away."
                 )
 
     def check_folder(self, folder: Path) -> None:
         """[`check_same`] for what a run left in its folder: a result, or what one could go on from."""
         if (folder / SETTINGS).is_file() and (is_finished(folder) or any(folder.glob("checkpoint-*"))):
-            self.check_same(read_object(folder / SETTINGS, "delete the folder"), repr(str(folder)))
+            self.check_same(read_object(folder / SETTINGS, "delete the folder and train again"), repr(str(folder)))
 
     def claim(self, folder: Path) -> None:
         """Write down whose folder it is."""

@@ -1,7 +1,7 @@
 """The rows of a study: one a finished run, in a Parquet that carries the study from one machine to the next."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
@@ -31,9 +31,9 @@ Row = dict[str, Any]
 
 def row_of(folder: Path, key: str, defaults: Mapping[str, Any]) -> Row:
     """The row of a finished run, named `key`; `defaults` fill its settings up. Raises `ValueError`."""
-    settings = read_object(folder / SETTINGS, "delete the run's folder")
+    settings = read_object(folder / SETTINGS, "delete the folder and train again")
     result = RunResult.read(folder / FILE)
-    with _sentence(repr(str(folder / FILE)), "train again, or delete it"):
+    with _sentence(repr(str(folder / FILE)), "delete it and train again"):
         row = {"run": key, **{name: defaults.get(name) for name in _FIRST}, **settings, **vars(result)}
         row |= {"world": key.partition("/")[0], "settings": json.dumps(settings, sort_keys=True)}
         row |= row.pop("statistics")
@@ -66,18 +66,14 @@ def merged(older: Row, newer: Row) -> Row:
     return {**newer, "average": average, "evaluation": json.dumps(parts), **shown}
 
 
-def stored_rows(files: Iterable[str | Path]) -> dict[str, Row]:
-    """Rows of Parquet files by run, those of later files in place of earlier ones. Raises `ValueError`."""
-    found = {}
-    for file in files:
-        if not Path(file).is_file() or Path(file).suffix != ".parquet":
-            what = "Parquet file" if Path(file).is_file() else "file"
-            raise ValueError(f"{str(file)!r} is no {what}; give the {TABLE} of a study.")
-        rows = read_rows(file)
-        with _sentence(f"{str(file)!r} is no table of a study: a row", f"give the {TABLE} of one"):
-            for row in map(_checked, rows):
-                found[row["run"]] = merged(found.get(row["run"], {}), row)
-    return found
+def stored_rows(file: str | Path) -> list[Row]:
+    """The rows of a Parquet file. Raises `ValueError`."""
+    if not Path(file).is_file() or Path(file).suffix != ".parquet":
+        what = "Parquet file" if Path(file).is_file() else "file"
+        raise ValueError(f"{str(file)!r} is no {what}; give the {TABLE} of a study.")
+    rows = read_rows(file)
+    with _sentence(f"{str(file)!r} is no table of a study: a row", f"give the {TABLE} of one"):
+        return [_checked(row) for row in rows]
 
 
 def _checked(row: Row) -> Row:

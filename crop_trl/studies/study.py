@@ -19,11 +19,14 @@ from ..planning.shape import shape_of
 from ..training.results import RunResult
 from . import rows
 from .grid import read_grid, train_arguments
-from .naming import KEPT, LOCK, NamedRun, is_finished
+from .naming import KEPT, LOCK, SETTINGS, NamedRun, OtherRunError, is_finished
 from .running import Task, last_lines
 
 LOG = "log.txt"
 CROP_TRL = (sys.executable, "-m", "crop_trl.commands")
+# What of a run's settings means something to its untrained student.
+_OF_STUDENT = ("method", "model_name_or_path", "prompt_template", "chat_template_kwargs", "conversational")
+_UNTRAINED = "method=base"
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 
@@ -70,23 +73,27 @@ class Study:
         self.failed: list[str] = []
         self.students: dict[str, NamedRun] = {}  # whose rows come with what they are measured on
         self.table = output / rows.TABLE
-        self.rows = rows.stored_rows([*others, *([self.table] if self.table.is_file() else [])])
-        for key, planned in runs.items():
-            if key in self.rows:
-                planned.run.check_same(json.loads(self.rows[key]["settings"]), f"The row {key!r}")
-            planned.run.check_folder(output / key)
-        for key in rows.finished_in(output):
-            with self._failing(key):
-                self._collect(key)
+        self.rows: dict[str, rows.Row] = {}
+        self._known = {key: (planned.run, "this one") for key, planned in runs.items()}
+        for file in (*others, *([self.table] if self.table.is_file() else [])):
+            for row in rows.stored_rows(file):
+                self._add(row, file)
+        finished = rows.finished_in(output)
+        for key in dict.fromkeys([*runs, *finished]):
+            with self._failing(key, OtherRunError):
+                if key in runs:
+                    runs[key].run.check_folder(output / key)
+                if key in finished:
+                    self._collect(key)
 
     @property
     def left(self) -> list[str]:
-        """Runs without a row."""
-        return [key for key in self.runs if key not in self.rows]
+        """Runs that have no row and did not fail."""
+        return [key for key in self.runs if key not in self.rows and key not in self.failed]
 
     def tasks(self) -> list[Task]:
         """What is left to run."""
-        folders = {key: self.output / key for key in self.left if key not in self.failed}
+        folders = {key: self.output / key for key in self.left}
         return [
             Task(key, self.runs[key].command(self.output, CROP_TRL), folder / LOG, folder / LOCK)
             for key, folder in folders.items()
@@ -108,7 +115,7 @@ class Study:
         found = {}
         for world in set(first) - {row["world"] for row in self.rows.values() if row["method"] == "base"}:
             settings = {**json.loads(first[world]["settings"]), "method": "base"}
-            run = NamedRun(world, "method=base", settings, self.defaults)
+            run = NamedRun(world, _UNTRAINED, settings, self.defaults)
             found[run.key] = run
         return found
 
@@ -169,14 +176,27 @@ class Study:
                 self.failed.append(task.name)
 
     def _collect(self, key: str) -> None:
-        row = rows.row_of(self.output / key, key, self.defaults)
+        folder = self.output / key
+        self._add(rows.row_of(folder, key, self.defaults), folder / SETTINGS)
+
+    def _add(self, row: rows.Row, file: str | Path) -> None:
+        """Take a row in. Raises [`OtherRunError`] where what is known under its name is another run."""
+        key, settings = row["run"], json.loads(row["settings"])
+        name = key.partition("/")[2]
+        if name == _UNTRAINED:
+            settings = {name: value for name, value in settings.items() if name in _OF_STUDENT}
+        run = NamedRun(row["world"], name, settings, self.defaults)
+        known, where = self._known.setdefault(key, (run, repr(str(file))))
+        known.check_same(settings, f"{key} of {str(file)!r}", where)
         self.rows[key] = rows.merged(self.rows.get(key, {}), row)
 
     @contextmanager
-    def _failing(self, key: str) -> Iterator[None]:
+    def _failing(self, key: str, *passing: type[Exception]) -> Iterator[None]:
         """Say what is wrong with one run, and leave the others as they are."""
         try:
             yield
+        except passing:
+            raise
         except (OSError, ValueError) as error:
             self.failed.append(key)
             tqdm.write(f"{key} failed: {error}")
@@ -195,7 +215,7 @@ class Study:
     def outlook(self, jobs: int) -> str:
         """How much there is to do, and what it takes by the runs that are finished."""
         left = len(self.left)
-        lines = [f"Runs: {len(self.runs) - left} finished, {left} to go, {jobs} at a time."]
+        lines = [f"Runs: {len(self.runs.keys() & self.rows)} finished, {left} to go, {jobs} at a time."]
         measured = [row["seconds"] for key, row in self.rows.items() if key in self.runs and row.get("seconds")]
         if left and measured:
             seconds = sum(measured) / len(measured)

@@ -89,12 +89,12 @@ class RunResult:
     @classmethod
     def read(cls, path: str | Path) -> "RunResult":
         """Read a file, also one with further names. Raises `ValueError` for what is no result of a run."""
-        return cls.of(read_object(path, "train again, or delete it"), path)
+        return cls.of(read_object(path, "delete it and train again"), path)
 
     @classmethod
     def of(cls, content: dict[str, Any], path: str | Path) -> "RunResult":
         """From the content of a file; `path` is for the message."""
         missing = [name for name in ("method", "accuracy_before", "accuracy_after") if name not in content]
         if missing:
-            raise ValueError(f"{str(path)!r} is no result of a run: `{missing[0]}` is missing; train again.")
+            raise ValueError(f"{str(path)!r} is no result of a run: `{missing[0]}` is missing; train again without it.")
         return cls(**{f.name: content[f.name] for f in fields(cls) if f.name in content})

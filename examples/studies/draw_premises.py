@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("tables", nargs="+", help="runs.parquet of the study")
     parser.add_argument("--output", type=Path, default=Path("premises.png"))
     args = parser.parse_args()
-    found = gains(list(stored_rows(args.tables).values()))
+    found = gains([row for table in args.tables for row in stored_rows(table)])
     for (name, value, method), each in sorted(found.items()):
         low, high = runs_interval(each) or (np.nan, np.nan)
         print(f"{name} {value:g}, {method}: {np.mean(each):+.1f} ({low:+.1f} to {high:+.1f}), {len(each)} seeds")

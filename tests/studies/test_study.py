@@ -201,10 +201,10 @@ def test_what_a_run_would_be_refused_for_is_known_before_any_starts(tmp_path, ca
 
 
 def test_the_result_tells_whether_a_run_is_finished(tmp_path, capsys):
-    runs = runs_of([make_grid(tmp_path, seed=[0, 1])], study.name_run)
+    runs = runs_of([make_grid(tmp_path, seed=[0, 1, 2])], study.name_run)
     here = Study(tmp_path / "out", runs, [], study.train_parser().defaults())
     tasks = []
-    for seed, (key, end) in enumerate(zip(runs, ("exit 3", "rm $1/result.json"))):
+    for seed, (key, end) in enumerate(zip(runs, ("exit 3", "rm $1/result.json", "echo '{}' > $1/settings.json"))):
         runs[key].run.claim(tmp_path / key)
         RunResult("crop", 0.1, 0.2, seed=seed).write(tmp_path / key)
         folder = tmp_path / "out" / key
@@ -212,9 +212,40 @@ def test_the_result_tells_whether_a_run_is_finished(tmp_path, capsys):
         tasks.append(Task(key, words, folder / "log.txt"))
     run_tasks(tasks, 1, [], here.ended)
     said = capsys.readouterr().out
-    assert [row["seed"] for row in read_rows(tmp_path / "out/runs.parquet")] == [0] and here.left == list(runs)[1:]
-    assert "seed=0 failed with status 3 after its result. The end of" in said and here.failed == here.left
+    assert [row["seed"] for row in read_rows(tmp_path / "out/runs.parquet")] == [0] and here.failed == list(runs)[1:]
+    assert "seed=0 failed with status 3 after its result. The end of" in said and not here.left
     assert "seed=1 ended without a result. The end of" in said
+    # Whatever wrote that, the others go on.
+    assert re.search(r"seed=2 failed: .*seed=2 of '.*seed=2/settings.json' is of a run with `", said)
+
+
+def test_files_that_cannot_be_read_fail_their_run_alone_until_they_are_deleted(tmp_path, capsys):
+    grid, output = make_grid(tmp_path, seed=[0, 1, 2]), tmp_path / "out"
+    runs = runs_of([grid], study.name_run)
+    result, settings, _ = folders = [output / key for key in runs]
+    for seed, (folder, planned) in enumerate(zip(folders, runs.values())):
+        planned.run.claim(folder)
+        RunResult("crop", 0.1, 0.2, seed=seed).write(folder)
+    (result / "result.json").write_text('{"method"')
+    (settings / "result.json").unlink()
+    (settings / "checkpoint-1").mkdir()
+    (settings / "settings.json").write_text('{"method"')
+    given = [str(grid), "--output", str(output)]
+    assert study.main([*given, "--dry_run"]) == 1
+    said = capsys.readouterr().out
+    states = [line.partition(": ")[2] for line in said.splitlines() if line.startswith("# ")]
+    assert states == ["failed, as said above", "failed, as said above", "finished"]
+    assert study.main(given) == 1
+    said += capsys.readouterr().out
+    for folder, name, what in ((result, "result.json", "it"), (settings, "settings.json", "the folder")):
+        sentence = f"{str(folder / name)!r} is not whole JSON (cut off, perhaps); delete {what} and train again."
+        assert said.count(f" failed: {sentence}") == 2, said
+    assert said.count("Runs: 1 finished, 0 to go, 1 at a time.") == 2
+    assert f"2 failed: {', '.join(list(runs)[:2])}. Once what is said above is mended, the same command" in said
+    assert len(read_rows(output / "runs.parquet")) == 1
+    (result / "result.json").unlink()
+    shutil.rmtree(settings)
+    assert study.main([*given, "--dry_run"]) == 0 and "Runs: 1 finished, 2 to go" in capsys.readouterr().out
 
 
 def test_the_disk_that_a_study_takes(tmp_path):

@@ -254,14 +254,14 @@ def test_rows_come_back_whatever_they_hold(tmp_path):
     found[first] |= {"odd": 1, "dict": {"a": 1}, "list": [0.0], "large": 2**70}
     found[second] |= {"odd": "one", "list": [1.0, 2.0]}
     write_rows(tmp_path / "runs.parquet", found)
-    again = stored_rows([tmp_path / "runs.parquet"])
+    again = {row["run"]: row for row in stored_rows(tmp_path / "runs.parquet")}
     assert list(again) == list(found) and again[first]["odd"] == "1" and again[second]["odd"] == "one"
     assert again[first]["large"] == str(2**70) and again[second]["large"] is None
     assert again[first]["dict"] == '{"a": 1}' and again[second]["list"] == [1.0, 2.0]
     assert all(again[key][name] == found[key][name] for key in found for name in DEFAULTS)
     assert list(read_rows(tmp_path / "runs.parquet")[0])[:3] == ["run", "world", "method"]
     write_rows(tmp_path / "none.parquet", {})
-    assert stored_rows([tmp_path / "none.parquet"]) == {}
+    assert stored_rows(tmp_path / "none.parquet") == []
 
 
 def test_what_is_no_table_of_a_study_gets_one_sentence(tmp_path):
@@ -284,7 +284,7 @@ def test_what_is_no_table_of_a_study_gets_one_sentence(tmp_path):
     said = {}
     for name in (*map("{}.parquet".format, range(len(files))), "result.json", "other.parquet", "broken.parquet"):
         with pytest.raises(ValueError) as raised:
-            stored_rows([tmp_path / name])
+            stored_rows(tmp_path / name)
         said[name] = str(raised.value).removeprefix(repr(str(tmp_path / name)))
     sentence = " is no table of a study: a row has no right `{}`; give the runs.parquet of one.".format
     expected = {f"{number}.parquet": sentence(name) for number, (name, _) in enumerate(files)}
@@ -293,9 +293,9 @@ def test_what_is_no_table_of_a_study_gets_one_sentence(tmp_path):
     assert said == expected and "is no Parquet file" in said["broken.parquet"]
 
 
-def finished(output, after: float = 0.5, seed: int = 0, **evaluated: float):
+def finished(output, after: float = 0.5, seed: int = 0, rate: float = 1e-6, **evaluated: float):
     """The folder of a run whose student has these shares of right answers on benchmarks."""
-    run = NamedRun("w", f"method=crop,seed={seed}", {"method": "crop", "seed": seed}, DEFAULTS)
+    run = NamedRun("w", f"method=crop,seed={seed}", {"method": "crop", "seed": seed, "learning_rate": rate}, DEFAULTS)
     run.claim(output / run.key)
     RunResult("crop", 0.4, after, seed=seed, seconds=7.5).write(output / run.key)
     (output / run.key / "evaluation").mkdir()
@@ -333,6 +333,31 @@ def test_what_a_student_was_evaluated_on_stays_with_its_row(tmp_path):
     assert benchmarks(two) == {"x": 0.5, "y": 0.75}
     RunResult("crop", 0.4, 0.6, seed=0, seconds=9.5).write(tmp_path / "here/w/method=crop,seed=0")
     assert benchmarks(two) == {"x": 0.5}
+
+
+def test_no_table_is_made_of_two_runs_of_one_name(tmp_path, capsys):
+    """Whether they come from a folder or from a table; of the untrained student only what is asked of it counts."""
+    for name, rate in (("one", 1e-6), ("two", 1e-5)):
+        finished(tmp_path / name, rate=rate)
+        given = {"method": "base", "learning_rate": rate, "model_name_or_path": "m"}
+        base = NamedRun("w", "method=base", given, DEFAULTS)
+        base.claim(tmp_path / name / base.key)
+        RunResult("base", None, None, seed=0).write(tmp_path / name / base.key)
+        assert study.main(["--table", "--output", str(tmp_path / name)]) == 0
+    first, second = (tmp_path / name / "runs.parquet" for name in ("one", "two"))
+    third = tmp_path / "two/w/method=crop,seed=0/settings.json"
+    sentence = "error: w/method=crop,seed=0 of '{}' is of a run with `learning_rate` {}, and in '{}' it is {}; give "
+    for output, others, said in (
+        ("new", (first, second), (second, 1e-05, first, 1e-06)),
+        ("one", (second,), (first, 1e-06, second, 1e-05)),
+        ("two", (), (third, 2e-05, second, 1e-05)),
+    ):
+        third.write_text(third.read_text().replace("1e-05", "2e-05") if not others else third.read_text())
+        with pytest.raises(SystemExit) as stopped:
+            study.main(["--table", "--output", str(tmp_path / output), *["--rows"][: len(others)], *map(str, others)])
+        assert str(stopped.value).startswith(sentence.format(*said)), stopped.value
+    write_rows(tmp_path / "base.parquet", {r["run"]: r for r in read_rows(second) if r["method"] == "base"})
+    assert study.main(["--table", "--output", str(tmp_path / "one"), "--rows", str(tmp_path / "base.parquet")]) == 0
 
 
 def test_a_dry_run_writes_nothing_and_an_unmeasured_student_does_not_decide_the_measure(tmp_path, capsys):
