@@ -141,21 +141,17 @@ def normal_prompt(prompt, tokenizer: PreTrainedTokenizerBase):
     return [{**m, "content": _content_text(m["content"])} if isinstance(m.get("content"), list) else m for m in prompt]
 
 
-def prompt_texts(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """The first prompt of each kind for reading, row by row; kinds that some row lacks are left out."""
-    texts = {}
-    for kind in row_kinds(rows[0]) if rows else ():
-        variants = [prompt_variants(row, kind) for row in rows]
-        if all(variants):
-            texts[kind] = [prompt_text(several[0]) for several in variants]
-    return texts
-
-
 def row_for_reading(row: Mapping[str, Any]) -> dict[str, Any]:
     """What a dataset row says as texts: all its prompts by kind, and its `answer` and `solution` if it has them."""
     prompts = {kind: [prompt_text(prompt) for prompt in prompt_variants(row, kind)] for kind in row_kinds(row)}
     said = {name: row[name] for name in ("answer", "solution") if isinstance(row.get(name), str)}
     return {"prompts": {kind: texts for kind, texts in prompts.items() if texts}, **said}
+
+
+def first_prompts(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Of rows for reading the first prompt of each kind, row by row; kinds that some row lacks are left out."""
+    kinds = [kind for kind in rows[0]["prompts"] if all(kind in row["prompts"] for row in rows)] if rows else []
+    return {kind: [row["prompts"][kind][0] for row in rows] for kind in kinds}
 
 
 def tokenize_variants(

@@ -342,7 +342,7 @@ def save_view(trainer: CROPTrainer, folder: Path) -> None:
     title = f"What {args.method} keeps after {trainer.state.global_step} steps, and what others would"
     path = folder / "view.html"
     save_page(bank_page(bank, trainer.processing_class, args.selection_settings, title=title, method=args.method), path)
-    print(f"Look inside {len(bank.prompts)} answers, token by token, under every method: open {path} in a browser.")
+    print(f"Look inside {len(bank.rows)} answers, token by token, under every method: open {path} in a browser.")
     send_page(trainer, path)
 
 

@@ -104,7 +104,8 @@ def test_a_method_after_a_hint_from_the_command_line(tmp_path, capsys, monkeypat
     assert "teacher/hint" in [reading["name"] for reading in facts["readings"]]
     assert "Settings of the method | sign -1" in (tmp_path / "out/README.md").read_text()
     exported = TokenTable.from_run(tmp_path / "out")
-    assert list(exported.texts) == ["original", "hint"] and exported.texts["hint"][0].count("It is") == 1
+    prompts = exported.rows[0]["prompts"]
+    assert list(prompts) == ["original", "hint"] and prompts["hint"][0].count("It is") == 1
     assert set(exported.measures["mine.py:hinted"]) == {"moved"}
 
     # A replay needs no triplets either: it has what the rows allow.

@@ -13,12 +13,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..files import replacing
 from ..methods import METHODS, Selection, SelectionSettings, Signals, get_method, select
-from ..prompts import NEGATIVE, ORIGINAL, TEACHER, prompt_variants, row_for_reading, split_signal
+from ..prompts import NEGATIVE, ORIGINAL, TEACHER, first_prompts, prompt_variants, split_signal
 from ..scoring import TopKLogprobs
 from ..training.responses import ScoredResponses
 
 _REWARD = "reward/"  # before a function's name
-_DESCRIBED = ("prompts", "step", "settings", "texts", "rows")
+_DESCRIBED = ("rows", "step", "settings")
 
 
 @dataclass
@@ -30,26 +30,27 @@ class RolloutBank:
         completion_ids (`torch.LongTensor` of shape `[B, T]`): Responses, right-padded with zeros.
         loss_mask (`torch.BoolTensor` of shape `[B, T]`): Response tokens that may be kept.
         signals ([`~crop_trl.methods.Signals`]): By name, `[B, T, K]`.
-        prompts (`list[str]`): Text of the original prompts, for reading.
+        rows (`list[dict]`): What the dataset says of each response, for reading: all its `prompts` by kind, its
+            `answer` and `solution`.
         step (`int`): Global step at which they were sampled; methods that draw depend on it.
         settings (`dict`): Whatever describes the run, JSON-serialisable: student, teacher, dataset, seed.
-        texts (`dict[str, list[str]]`): Prompts of each kind as the dataset has them, for reading.
         rewards (`dict[str, torch.Tensor]`): By the name of their function, `[B]`, without weights.
-        advantages (`torch.Tensor` of shape `[B]`, *optional*): What GRPO made of them; banks of before have none.
-        rows (`list[dict]`): What the dataset says of each response, for reading: all its `prompts` by kind, its
-            `answer` and `solution`; empty in banks of before.
+        advantages (`torch.Tensor` of shape `[B]`, *optional*): What GRPO made of them.
     """
 
     completion_ids: torch.Tensor
     loss_mask: torch.Tensor
     signals: Signals
-    prompts: list[str]
+    rows: list[dict[str, Any]]
     step: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
-    texts: dict[str, list[str]] = field(default_factory=dict)
     rewards: dict[str, torch.Tensor] = field(default_factory=dict)
     advantages: torch.Tensor | None = None
-    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def texts(self) -> dict[str, list[str]]:
+        """The first prompt of each kind that all rows have, B of each."""
+        return first_prompts(self.rows)
 
     def select(self, method: str, settings: SelectionSettings | None = None) -> Selection:
         """What a method would train of these responses; the same call that the trainer makes."""
@@ -103,7 +104,7 @@ class RolloutBank:
         except (OSError, SafetensorError) as error:
             message = f"{path} cannot be read as a rollout bank ({error}); delete it and sample again."
             raise ValueError(message) from error
-        if "prompts" not in metadata or not {"loss_mask", "completion_ids"} <= set(tensors):
+        if "rows" not in metadata or not {"loss_mask", "completion_ids"} <= set(tensors):
             raise ValueError(f"{path} is not a rollout bank; make one with `crop-trl replay`.")
         rewards = {key.removeprefix(_REWARD): tensors.pop(key) for key in sorted(tensors) if key.startswith(_REWARD)}
         advantages = tensors.pop("advantages", None)
@@ -117,13 +118,9 @@ class RolloutBank:
             completion_ids=tensors["completion_ids"],
             loss_mask=tensors["loss_mask"],
             signals=Signals(signals),
-            prompts=json.loads(metadata["prompts"]),
-            step=int(metadata["step"]),
-            settings=json.loads(metadata["settings"]),
-            texts=json.loads(metadata.get("texts", "{}")),
             rewards=rewards,
             advantages=advantages,
-            rows=json.loads(metadata.get("rows", "[]")),
+            **{name: json.loads(metadata[name]) for name in _DESCRIBED},
         )
 
 
@@ -133,12 +130,10 @@ def bank_of(sampled: ScoredResponses) -> RolloutBank:
         completion_ids=pad_sequence([torch.tensor(ids) for ids in sampled.completion_ids], batch_first=True),
         loss_mask=sampled.loss_mask.cpu(),
         signals=sampled.signals.to("cpu"),
-        prompts=sampled.tokenizer.batch_decode(sampled.prompt_ids, skip_special_tokens=True),
+        rows=sampled.said,
         step=sampled.step,
-        texts=sampled.texts,
         rewards={name: value.cpu() for name, value in sampled.rewards.items()},
         advantages=None if sampled.advantages is None else sampled.advantages.cpu(),
-        rows=[row_for_reading(row) for row in sampled.rows],
     )
 
 

@@ -49,7 +49,7 @@ def bank_report(bank: RolloutBank, settings, tokenizer=None, trained: str = "opd
     large = (bank.loss_mask & (bank.gap(trained) > LARGE_GAP)).sum()
     everything = "" if numeric is None else f" ({(numeric.sum() / tokens).item():.2f} of all tokens)"
     return (
-        f"{len(bank.prompts)} responses, {tokens} tokens, {large} with a student-teacher gap above {LARGE_GAP:g} nats; "
+        f"{len(bank.rows)} responses, {tokens} tokens, {large} with a student-teacher gap above {LARGE_GAP:g} nats; "
         f"retention ratio {settings.retention_ratio}.\n\n"
         f"{markdown_table(columns, rows, right=True, padded=True)}\n"
         "kept: share of all tokens that is kept. gaps caught: of the tokens that the student finds likelier than "

@@ -1,7 +1,7 @@
 """Accuracy over the share of tokens that is kept: the two panels of the paper's figure on budget sensitivity."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -52,15 +52,6 @@ class BudgetCurves:
     curves: dict[str, dict[float, Point]]  # method -> retention ratio -> accuracy
     dense: dict[str, Point]  # methods without a budget, "base" among them
     gains: list[Gain] = field(default_factory=list)  # by budget, in rising order
-
-    def to_dict(self) -> dict:
-        """For JSON."""
-        return {
-            "method": self.method,
-            "curves": {m: {f"{r:g}": asdict(p) for r, p in curve.items()} for m, curve in self.curves.items()},
-            "dense": {m: asdict(p) for m, p in self.dense.items()},
-            "gains": [asdict(gain) for gain in self.gains],
-        }
 
 
 def _point(values: Sequence[float], lowest: float = 0.0) -> Point:

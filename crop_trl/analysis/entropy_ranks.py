@@ -34,25 +34,17 @@ class EntropyRanks:
         names = ("kept_tokens", "tail_share", "tail_interval", "entropy_independent", "density")
         rows = (self.kept_tokens, self.tail_share, self.tail_interval, self.reference, self.density)
         return {
-            **{"tail": self.tail, "tail_entropy": self.tail_entropy},
+            "tail": self.tail,
+            "tail_entropy": self.tail_entropy,
             "responses": self.responses,
             "methods": {m: dict(zip(names, row)) for m, *row in zip(self.methods, *(r.tolist() for r in rows))},
         }
-
-
-def check_ranks(tail: float, bins: int) -> None:
-    """Raise `ValueError` unless [`entropy_ranks`] takes this tail and this number of bins."""
-    if not 0 < tail < 1:
-        raise ValueError(f"`tail` must lie in (0, 1), got {tail}: {TAIL} is the surest {100 * TAIL:g} % of the tokens.")
-    if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
-        raise ValueError(f"`bins` must be a whole number of at least 1, got {bins!r}: {BINS} is the default.")
 
 
 def entropy_ranks(
     tables: TokenTable | Sequence[TokenTable], tail: float = TAIL, bins: int = BINS, seed: int = 0
 ) -> EntropyRanks:
     """Rank tokens by student entropy, within each table, and see where methods keep them."""
-    check_ranks(tail, bins)
     tables = [tables] if isinstance(tables, TokenTable) else list(tables)
     rng = np.random.default_rng(seed)
     rows: dict[str, tuple] = {}

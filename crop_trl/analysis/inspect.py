@@ -115,7 +115,7 @@ def table_heatmap(
         raise ValueError(f"Method {method!r} keeps every token and measures nothing; there is no heat map of it.")
     # What a tool wrote is no choice of the student's.
     rows = {label: np.where(table.trainable[here], values, np.nan) for label, values in rows.items()}
-    texts = {kind: several[response] for kind, several in table.texts.items()}
+    texts = {kind: several[0] for kind, several in table.rows[response]["prompts"].items()}
     return ResponseHeatmap(
         token_pieces(tokenizer, table.token_ids[here].tolist()),
         rows,

@@ -95,7 +95,7 @@ def label_bank(bank: RolloutBank, records: Sequence[Mapping[str, Any]], tokenize
     tokens = bank.loss_mask.bool()
     labels = torch.full(tokens.shape, AFTER_ERROR, dtype=torch.int8)
     right, problems, pieces = [], [], []
-    for row, record in enumerate(record_of_each(bank.texts.get("original", bank.prompts), records, template)):
+    for row, record in enumerate(record_of_each(bank.texts["original"], records, template)):
         problem = " ".join(record["original_problem"].split())
         if problem not in references:
             references[problem] = Reference.of(record)
@@ -160,11 +160,6 @@ def first_counterfactuals(bank: RolloutBank, count: int) -> RolloutBank:
     return replace(bank, signals=Signals(cut))
 
 
-def reads_counterfactuals(name: str) -> bool:
-    """Whether the number of counterfactuals makes a difference to a method."""
-    return any(split_signal(need)[1] == "counterfactual" for need in get_method(name).needs)
-
-
 def bench(
     bank: RolloutBank,
     labelled: LabelledResponses,
@@ -176,7 +171,8 @@ def bench(
     """A row for every method, number of counterfactuals, budget and group of responses, with intervals."""
     found: list[tuple[str, int | None, _Sums]] = []
     for name in bank.choosing_methods():
-        for count in counterfactuals if reads_counterfactuals(name) else [None]:
+        reads_some = any(split_signal(need)[1] == "counterfactual" for need in get_method(name).needs)
+        for count in counterfactuals if reads_some else [None]:
             seen = bank if count is None else first_counterfactuals(bank, count)
             selection = seen.select(name, settings)
             found.append((name, count, _sums(selection.scores, selection.mask, labelled, settings, budgets)))

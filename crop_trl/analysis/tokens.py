@@ -18,11 +18,6 @@ STUDENT_ENTROPY = "student_entropy"
 _NO_MEASURE = ("token_ids", "loss_mask", "kept", "score")
 
 
-def _rows_of(texts: dict[str, list[str]]) -> list[dict]:
-    """What is known of each response where only the first prompt of a kind is."""
-    return [{"prompts": {kind: [text] for kind, text in zip(texts, each)}} for each in zip(*texts.values())]
-
-
 @dataclass
 class TokenTable:
     """N tokens of R responses, one after the other, and what methods keep of them."""
@@ -34,7 +29,6 @@ class TokenTable:
     scores: dict[str, np.ndarray] = field(default_factory=dict)  # method -> [N], for methods that rank
     measures: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)  # method -> name -> [N]
     entropy: np.ndarray | None = None  # [N]: of the student over its K entries, in [0, 1]
-    texts: dict[str, list[str]] = field(default_factory=dict)  # kind of prompt -> R texts, for reading
     rows: list[dict] = field(default_factory=list)  # what the dataset says of each response, as in a bank
     steps: np.ndarray | None = None  # [R]: global step at which each response was sampled
     settings: dict = field(default_factory=dict)  # what is known of the run
@@ -58,7 +52,7 @@ class TokenTable:
 
     def only(self, chosen: np.ndarray) -> "TokenTable":
         """Some of the responses; `chosen` is a bool for each, `[R]`."""
-        tokens, places = chosen[self.responses], np.flatnonzero(chosen)
+        tokens = chosen[self.responses]
 
         def cut(values: dict) -> dict:
             return {name: value[tokens] for name, value in values.items()}
@@ -72,8 +66,7 @@ class TokenTable:
             scores=cut(self.scores),
             measures={name: cut(values) for name, values in self.measures.items()},
             entropy=None if self.entropy is None else self.entropy[tokens],
-            texts={kind: [texts[place] for place in places] for kind, texts in self.texts.items()},
-            rows=[self.rows[place] for place in places] if self.rows else [],
+            rows=[self.rows[place] for place in np.flatnonzero(chosen)],
             steps=None if self.steps is None else self.steps[chosen],
         )
 
@@ -100,7 +93,6 @@ class TokenTable:
                 scores[name] = flat(selection.scores)
             measures[name] = {key: flat(value) for key, value in selection.measures.items()}
         student = bank.signals.get("student/original")
-        texts = bank.texts or {"original": bank.prompts}
         return cls(
             token_ids=flat(bank.completion_ids),
             lengths=lengths,
@@ -109,8 +101,7 @@ class TokenTable:
             scores=scores,
             measures=measures,
             entropy=None if student is None else flat(topk_entropy(student)),
-            texts=texts,
-            rows=bank.rows or _rows_of(texts),
+            rows=bank.rows,
             steps=np.full(len(lengths), bank.step),
             settings={**bank.settings, "counterfactuals": bank.signals.most("counterfactual")},
         )
@@ -126,11 +117,14 @@ class TokenTable:
         def flat(name):
             return table.column(name).combine_chunks().flatten().to_numpy(zero_copy_only=False)
 
-        measures, texts, said = {}, {}, {}
+        measures, rows = {}, [{"prompts": {}} for _ in range(len(table))]
         for column in table.schema:
             if pa.types.is_string(column.type):
-                where = said if column.name.startswith(SAID) else texts
-                where[column.name.removeprefix(SAID)] = table.column(column.name).to_pylist()
+                for row, text in zip(rows, table.column(column.name).to_pylist()):
+                    if column.name.startswith(SAID):
+                        row[column.name.removeprefix(SAID)] = text
+                    elif text is not None:
+                        row["prompts"][column.name] = [text]
             elif pa.types.is_list(column.type) and column.name not in _NO_MEASURE:
                 if not table.column(column.name).null_count:
                     measures[column.name] = flat(column.name).astype(np.float32)
@@ -143,8 +137,7 @@ class TokenTable:
             scores={method: flat("score").astype(np.float32)} if "score" in table.column_names else {},
             measures={method: measures},
             entropy=measures.get(STUDENT_ENTROPY),
-            texts=texts,
-            rows=[{**row, **dict(zip(said, each))} for row, *each in zip(_rows_of(texts), *said.values())],
+            rows=rows,
             steps=table.column("step").to_numpy(),
             settings=settings,
         )

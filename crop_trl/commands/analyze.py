@@ -11,16 +11,18 @@ come as Markdown tables too, the paper's among them.
 """
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
 
 from ..analysis.budget_curves import budget_curves, read_runs, save_budget_chart
 from ..analysis.budget_tables import budget_markdown
 from ..analysis.category_shares import category_shares, save_category_chart
 from ..analysis.chart import require_matplotlib, save_json
-from ..analysis.entropy_ranks import BINS, TAIL, check_ranks, entropy_ranks, save_entropy_chart
+from ..analysis.entropy_ranks import BINS, entropy_ranks, save_entropy_chart
 from ..analysis.heatmap import save_png
 from ..analysis.inspect import table_heatmap
 from ..analysis.tokens import load_tokenizer, read_source
+from ..checks import check_number
 from ..files import write_text
 from ..methods import SelectionSettings
 from ..methods.selector_file import register_selector
@@ -38,7 +40,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--tokenizer", help="folder or hub name; by default the one of the run or of the bank's student"
     )
-    parser.add_argument("--tail", type=float, default=TAIL, help="share of tokens that is the lowest-entropy tail")
     parser.add_argument("--bins", type=int, default=BINS, help="bins of the entropy ranks")
     parser.add_argument(
         "--results", nargs="+", default=[], help="results for budget curves; evaluations alone where a folder has any"
@@ -66,10 +67,10 @@ def analyze(args: argparse.Namespace, output: Path) -> list[str]:
         lines.append(f"{name:{width}}  {'  '.join(f'{100 * share:13.1f}' for share in row)}")
     known = [table for table in tables if table.entropy is not None]
     if known:
-        ranks = entropy_ranks(known, args.tail, args.bins)
+        ranks = entropy_ranks(known, bins=args.bins)
         save_json(ranks.to_dict(), output / "entropy_ranks.json")
         save_entropy_chart(ranks, output / "entropy_ranks.png")
-        lines += ["", f"Share of the kept tokens in the lowest-entropy {100 * args.tail:g} % (blind to entropy):"]
+        lines += ["", f"Share of the kept tokens in the lowest-entropy {100 * ranks.tail:g} % (blind to entropy):"]
         for name, share, reference in zip(ranks.methods, ranks.tail_share, ranks.reference):
             lines.append(f"{name:{width}}  {100 * share:6.2f} %  ({100 * reference:.2f} %)")
     else:
@@ -89,7 +90,7 @@ def draw_curves(args: argparse.Namespace, output: Path) -> list[str]:
     """Accuracy over the budget; returns what is to be printed."""
     runs = read_runs(args.results)
     curves = budget_curves(runs, args.method)
-    save_json(curves.to_dict(), output / "budget_curves.json")
+    save_json(asdict(curves), output / "budget_curves.json")
     save_budget_chart(curves, output / "budget_curves.png")
     tables = budget_markdown(runs, args.method)
     write_text(output / "budget_tables.md", tables)
@@ -104,7 +105,7 @@ def main(argv: list[str] | None = None) -> None:
             raise ValueError("Give a rollout bank or a run's folder to analyse, or `--results` for budget curves.")
         first = Path((args.source or args.results)[0])
         output = Path(args.output) if args.output else (first if first.is_dir() else first.parent) / "analysis"
-        check_ranks(args.tail, args.bins)
+        check_number("bins", args.bins, 1, whole=True)
         require_matplotlib()
         output.mkdir(parents=True, exist_ok=True)
         lines = analyze(args, output) if args.source else []

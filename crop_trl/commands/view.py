@@ -63,7 +63,7 @@ def write_view(args: argparse.Namespace) -> Path:
     student = settings.get("model_name_or_path") or source
     wrapper = saved_how_asked(student, hub=False).get("prompt_template", DEFAULT_PROMPT_TEMPLATE)
     template = check_template(args.prompt_template or wrapper)
-    prompts = table.texts["original"] if bank is None else bank.texts.get("original", bank.prompts)
+    prompts = [row["prompts"]["original"][0] for row in (bank or table).rows]
     options = {"records": find_records(args, settings.get("dataset_name"), prompts, template), "template": template}
     options |= {"title": args.title} if args.title else {}
     if bank is None:

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from ..files import replacing
-from ..prompts import row_for_reading
 from .callbacks import RolloutCallback, RolloutRecord
 
 if TYPE_CHECKING:
@@ -82,8 +81,7 @@ def write_rollout(rollout: RolloutRecord, path: str | Path, settings: dict) -> N
     rewards = {f"reward/{name}": value for name, value in rollout.rewards.items()}
     if rewards:
         rewards["advantage"] = rollout.advantages
-    rows = [row_for_reading(row) for row in rollout.rows]
-    said = {f"{SAID}{name}": [row.get(name) for row in rows] for name in ("answer", "solution")}
+    said = {f"{SAID}{name}": [row.get(name) for row in rollout.said] for name in ("answer", "solution")}
     texts = {**rollout.texts, **{name: each for name, each in said.items() if any(each)}}
     columns = {
         **{name: pa.array(each, pa.string()) for name, each in texts.items()},

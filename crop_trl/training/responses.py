@@ -9,7 +9,7 @@ import torch
 
 from ..methods import Signals
 from ..methods.divergence import topk_entropy
-from ..prompts import prompt_texts
+from ..prompts import first_prompts, row_for_reading
 
 
 @dataclass
@@ -27,9 +27,14 @@ class ScoredResponses:
     advantages: torch.Tensor | None = field(default=None, kw_only=True)  # what GRPO makes of them, [B]
 
     @cached_property
+    def said(self) -> list[dict[str, Any]]:
+        """What each row says as texts, see `prompts.row_for_reading`."""
+        return [row_for_reading(row) for row in self.rows]
+
+    @property
     def texts(self) -> dict[str, list[str]]:
-        """Prompts of each kind as the dataset has them, B of each, for reading; see `prompts.prompt_texts`."""
-        return prompt_texts(self.rows)
+        """Prompts of each kind as the dataset has them, B of each, for reading; see `prompts.first_prompts`."""
+        return first_prompts(self.said)
 
     @cached_property
     def student_entropy(self) -> torch.Tensor | None:

@@ -55,7 +55,7 @@ def test_measures_of_a_bank_by_hand():
     signals = {name: [scored()] for name in ("teacher/original", "teacher/paraphrase", "student/original")}
     signals["teacher/counterfactual"] = [scored(), scored()]
     tokens = torch.arange(9) < torch.tensor(lengths)[:, None]
-    bank = RolloutBank(torch.zeros(size, dtype=torch.long), tokens, Signals(signals), [""] * 6)
+    bank = RolloutBank(torch.zeros(size, dtype=torch.long), tokens, Signals(signals), [])
     labels = torch.tensor([POSITIVE, NEGATIVE, NEGATIVE, UNALIGNED])[torch.randint(4, size, generator=generator)]
     labels[2, 4:], labels[4, 6:], labels[3] = AFTER_ERROR, AFTER_ERROR, NEGATIVE
     labelled = LabelledResponses(

@@ -54,7 +54,7 @@ def test_responses_with_tool_tokens_keep_their_places(bank):
     bank, _ = bank
     full = bank.loss_mask.sum(1)
     holed = TokenTable.from_bank(
-        type(bank)(bank.completion_ids, bank.loss_mask & (bank.completion_ids != 7), bank.signals, bank.prompts),
+        type(bank)(bank.completion_ids, bank.loss_mask & (bank.completion_ids != 7), bank.signals, bank.rows),
         ["crop"],
     )
     assert len(holed) <= int(full.sum()) and not holed.kept["crop"][~holed.trainable].any()
@@ -82,9 +82,8 @@ def test_near_ties_of_an_export_keep_their_order(tmp_path):
     semantic, surface = np.array([0.5004, 0.5, 0.5, 0.1]), np.array([0.4998, 0.5, 0.5002, 0.5])
     score = (semantic - surface).astype(np.float16).astype(np.float32)
     half = {"semantic_divergence": semantic.astype(np.float16), "surface_divergence": surface.astype(np.float16)}
-    table = TokenTable(
-        np.arange(4), np.array([4]), np.ones(4, bool), {"crop": score > 1e-4}, {"crop": score}, {"crop": half}
-    )
+    kept, rows = {"crop": score > 1e-4}, [{"prompts": {}}]
+    table = TokenTable(np.arange(4), np.array([4]), np.ones(4, bool), kept, {"crop": score}, {"crop": half}, rows=rows)
     margin = list(table_heatmap(table, make_tokenizer()).rows.values())[-1]
     assert margin == score.tolist() != (half["semantic_divergence"] - half["surface_divergence"]).tolist()
 
@@ -169,17 +168,16 @@ MISTAKES = {
     "no bank": (["{folder}/x.safetensors"], "cannot be read as a rollout bank"),
     "unknown method": (["{bank}", "--methods", "crpo"], "Unknown method 'crpo'"),
     "ratio": (["{bank}", "--retention_ratio", "2"], "`retention_ratio` must lie in (0, 1], got 2.0"),
-    "tail": (["{bank}", "--methods", "crop", "--tail", "1"], "`tail` must lie in (0, 1), got 1.0"),
     "tokenizer": (["{bank}", "--methods", "crop", "--tokenizer", "./none"], "No tokenizer can be loaded from './none'"),
     "results": (["--results", "./none"], "'none' does not exist; give a folder of results"),
 }
 
 
-@pytest.mark.parametrize("arguments", [["--tail", "nan"], ["--bins", "0"], []], ids=["tail", "bins", "no matplotlib"])
+@pytest.mark.parametrize("arguments", [["--bins", "0"], []], ids=["bins", "no matplotlib"])
 def test_what_cannot_be_drawn_leaves_no_half_of_an_analysis(bank, tmp_path, monkeypatch, arguments):
     if not arguments:
         monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(SystemExit, match="error: (`tail` must|`bins` must|Drawing a chart needs matplotlib: `pip)"):
+    with pytest.raises(SystemExit, match="error: (`bins` must|Drawing a chart needs matplotlib: `pip)"):
         analyze.main([str(bank[1]), "--output", str(tmp_path / "out"), *arguments])
     assert not (tmp_path / "out").exists()
 

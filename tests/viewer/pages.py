@@ -55,7 +55,7 @@ def made_up_bank(lengths, vocab, top_k=16, counterfactuals=2, flat=0.5, seed=0, 
     ids = torch.randint(vocab, size, generator=generator) * mask
     said = {"original": "Tom has 3 apples.", "paraphrase": "3 apples are Tom's.", "counterfactual": "Tom has 4 apples."}
     rows = rows or [{"prompts": {kind: [text] for kind, text in said.items()}, "answer": "3"}] * len(lengths)
-    return RolloutBank(ids, mask, Signals(signals), [said["original"]] * len(lengths), rows=rows)
+    return RolloutBank(ids, mask, Signals(signals), rows)
 
 
 def unpacked(page: str) -> tuple[dict, dict[str, np.ndarray]]:

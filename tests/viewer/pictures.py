@@ -60,7 +60,7 @@ def main(bank: str, folder: str) -> None:
             page.write_text(bank_page(bank, load_tokenizer(None, "the bank", bank.settings)))
             take(browser, page, page.parent, "#answer=1&second=entropy")
             browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-            measure(browser, f"{len(bank.prompts)} answers of the bank", page, page.read_text())
+            measure(browser, f"{len(bank.rows)} answers of the bank", page, page.read_text())
             for count in (64, 1000):
                 made_up = made_up_bank([300] * count, 50_000, counterfactuals=4, flat=0.5)
                 text = bank_page(made_up, words_tokenizer(50_000), responses=count)

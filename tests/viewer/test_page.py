@@ -186,7 +186,8 @@ def test_records_say_what_a_bank_does_not(saved, tmp_path, capsys):
     texts = dict.fromkeys(bank.texts["original"])
     lines = [f'{{"original_problem": "{text}", "answer": 5, "solution": "It is 5 ."}}\n' for text in texts]
     (tmp_path / "records.jsonl").write_text("".join(lines))
-    old = replace(bank, rows=[], settings={**bank.settings, "dataset_name": str(tmp_path / "records.jsonl")})
+    rows = [{"prompts": row["prompts"]} for row in bank.rows]
+    old = replace(bank, rows=rows, settings={**bank.settings, "dataset_name": str(tmp_path / "records.jsonl")})
     old.save(tmp_path / "old.safetensors")
     view.main([str(tmp_path / "old.safetensors"), "--prompt_template", "{problem}"])
     facts, _ = unpacked((tmp_path / "view.html").read_text())
