@@ -144,7 +144,7 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
         except pyarrow.ArrowException as error:
             raise FileFormatError(f"{path} is no Parquet file ({str(error).splitlines()[0]}).") from None
     if suffix == ".csv":
-        return _read_csv(path)
+        return read_csv(path)
     with open(path, "rb") as file:
         if not file.read(1_000).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
             return read_jsonl(path)
@@ -158,7 +158,8 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _read_csv(path: str | Path) -> list[dict[str, Any]]:
+def read_csv(path: str | Path) -> list[dict[str, Any]]:
+    """Rows of a CSV file, whose cells are text, or `None`. Raises [`FileFormatError`]."""
     csv.field_size_limit(2**31 - 1)  # a problem with a figure in it may be longer than Python's 128 KiB
     rows = []
     try:

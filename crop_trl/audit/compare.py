@@ -6,14 +6,14 @@ two answers are related is reported instead."""
 
 import re
 from array import array
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from ..evaluation.benchmarks import row_answer, row_id
+from ..evaluation.benchmarks import load_benchmark, row_answer, row_id
 from ..evaluation.grading.latex import normalize, squeeze
 from ..evaluation.grading.numerals import exact_number
 from ..files import iterate_jsonl, read_rows
@@ -23,6 +23,7 @@ from .words import asked_tokens, tokens_of
 
 # The best text of a problem is shown from a lower similarity on when it stands out by so much from the third.
 STANDS_OUT = 1.5
+PER_PROBLEM = 5  # texts of a problem that are shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,11 @@ def read_train(paths: Iterable[str | Path]) -> list[ProblemText]:
     """All texts of training files: rows with `problem`, or triplet records that their flags let be trained on."""
     texts, known_ids = [], set()
     for path in paths:
-        left_out = 0
-        for number, row in _rows(path, "--train"):
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"--train {str(path)!r} does not exist; give a JSONL, CSV or Parquet file.")
+        left_out = number = 0
+        rows = iterate_jsonl(path) if Path(path).suffix == ".jsonl" else read_rows(path)
+        for number, row in enumerate(rows, start=1):
             if any(str(row.get(flag)).lower() == "false" for flag in FLAGS):
                 left_out += 1
                 continue
@@ -94,27 +98,10 @@ def read_train(paths: Iterable[str | Path]) -> list[ProblemText]:
     return texts
 
 
-def read_benchmark(path: str | Path) -> list[ProblemText]:
-    """The problems of a benchmark file (`id` where it has one, `problem`, `answer`)."""
-    problems = []
-    for number, row in _rows(path, "--benchmark"):
-        if not isinstance(row.get("problem"), str) or not row["problem"].strip():
-            raise ValueError(f"{path}, row {number} has no `problem`; a benchmark row needs `problem` and `answer`.")
-        answer = row_answer(row, f"{path}, row {number}")
-        own_id = row_id(row, str(row.get("unique_id", number - 1)), f"{path}, row {number}")
-        problems.append(ProblemText(own_id, row["problem"], answer))
-    return problems
-
-
-def _rows(path: str | Path, option: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"{option} {str(path)!r} does not exist; give a JSONL, CSV or Parquet file.")
-    number = 0
-    rows = iterate_jsonl(path) if Path(path).suffix == ".jsonl" else read_rows(path)
-    for number, row in enumerate(rows, start=1):
-        yield number, row
-    if not number:
-        raise ValueError(f"{option} {str(path)!r} has no rows; give a file with one problem a row.")
+def read_benchmark(name: str, file: str | Path) -> list[ProblemText]:
+    """The problems of a benchmark file, see [`~crop_trl.evaluation.benchmarks.load_benchmark`]."""
+    examples = load_benchmark(f"{name}={file}", answered=False).examples
+    return [ProblemText(example.id, example.problem, example.answer) for example in examples]
 
 
 def relate_answers(benchmark: str | None, train: str | None) -> str:
@@ -131,12 +118,6 @@ def relate_answers(benchmark: str | None, train: str | None) -> str:
     return "different"
 
 
-def check_similarity(least: float) -> None:
-    """Raise `ValueError` for a similarity outside [0, 1]."""
-    if not 0 <= least <= 1:
-        raise ValueError(f"`min_similarity` is {least}: choose a number in [0, 1].")
-
-
 def _key(tokens: Sequence[str]) -> bytes:
     return blake2b(" ".join(tokens).encode(), digest_size=16).digest()
 
@@ -145,18 +126,12 @@ def audit(
     train: Sequence[ProblemText],
     benchmarks: Mapping[str, Sequence[ProblemText]],
     min_similarity: float = 0.3,
-    per_problem: int = 5,
     at_least: int = 10,
 ) -> Audit:
     """Compare all training texts with all benchmark problems.
 
-    Candidates are exact matches; of each problem the `per_problem` best different texts from `min_similarity` on, and
-    the best one from half of it on where it stands out; and the best of the `at_least` strongest problems of a
-    benchmark."""
-    for name, problems in benchmarks.items():
-        twice = [id for id, count in Counter(problem.id for problem in problems).items() if count > 1]
-        if twice:
-            raise ValueError(f"Benchmark {name!r} has the id {twice[0]!r} twice; give each problem an id of its own.")
+    Candidates are exact matches; of each problem the five best different texts from `min_similarity` on, and the best
+    one from half of it on where it stands out; and the best of the `at_least` strongest problems of a benchmark."""
     # Each distinct text is compared once; its copies share the outcome.
     vocabulary: dict[str, int] = {}
     compared, asked, of_row = Texts(vocabulary), Texts(vocabulary), array("i")
@@ -171,7 +146,7 @@ def audit(
         tokens = tokens_of(problem.text)
         exact.append(places_of.get(_key(tokens), -1) if tokens else -1)
         asked.add(asked_tokens(problem.text, tokens))
-    places, similarities = most_similar(compared, asked, max(per_problem, 3) + 1)
+    places, similarities = most_similar(compared, asked, PER_PROBLEM + 1)
     rows_of: dict[int, list[int]] = {place: [] for place in {*places.flat, *exact}}
     for row, place in enumerate(of_row):
         if place in rows_of:
@@ -182,7 +157,7 @@ def audit(
         near = [(place, float(value)) for place, value in zip(*ranked) if place not in (own, -1)]
         standing_out = max(min_similarity / 2, STANDS_OUT * near[2][1] if len(near) > 2 else 0.0)
         found = [(row, 1.0, True, True) for row in rows_of[own]]
-        for rank, (place, value) in enumerate(near[:per_problem]):
+        for rank, (place, value) in enumerate(near[:PER_PROBLEM]):
             strong = value >= min_similarity or (rank == 0 and value >= standing_out)
             found += [(row, min(value, 0.999), False, strong) for row in rows_of[place]]
         for row, value, is_exact, strong in found:

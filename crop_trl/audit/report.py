@@ -2,10 +2,9 @@
 
 import csv
 import io
-from collections.abc import Iterator
 from pathlib import Path
 
-from ..files import write_json, write_text
+from ..files import read_csv, write_json, write_text
 from ..text import filled, joined, markdown_table, word_changes
 from .compare import Audit, Pair, summarize
 
@@ -23,14 +22,11 @@ def read_verdicts(path: str | Path) -> dict[tuple[str, str, str, str], str]:
     if not Path(path).is_file():
         raise FileNotFoundError(f"--verdicts {str(path)!r} does not exist; fill the verdict column of candidates.csv.")
     verdicts: dict[tuple, str] = {}
-    try:
-        rows = list(_rows(path, errors="strict"))
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise ValueError(f"--verdicts {str(path)!r} is no CSV file in UTF-8 ({error}); save it as one.") from None
-    missing = [name for name in (*KEY, "verdict") if name not in (rows[0] if rows else ())]
-    if missing:
-        raise ValueError(f"--verdicts {str(path)!r} has no column {', '.join(missing)}; fill in candidates.csv itself.")
-    for number, row in enumerate(rows[1:], start=2):
+    for number, row in enumerate(read_csv(path), start=2):
+        missing = [name for name in (*KEY, "verdict") if name not in row]
+        if missing:
+            what = f"--verdicts {str(path)!r} has no column {', '.join(missing)}"
+            raise ValueError(f"{what}; fill in candidates.csv itself.")
         verdict, key = (row["verdict"] or "").strip().lower(), tuple(row[name] for name in KEY)
         if verdict and verdict not in VERDICTS:
             raise ValueError(f"{path}, line {number}: verdict {verdict!r} is none of {', '.join(VERDICTS)}.")
@@ -38,15 +34,6 @@ def read_verdicts(path: str | Path) -> dict[tuple[str, str, str, str], str]:
             pair = f"{key[1]!r} and {key[2]!r}, which has {verdicts[key]!r} above"
             raise ValueError(f"{path}, line {number}: verdict {verdict!r} for {pair}; keep one.")
     return verdicts
-
-
-def _rows(path: str | Path, errors: str) -> Iterator[dict[str, str]]:
-    """The header as a row of its own, then the rows."""
-    csv.field_size_limit(2**31 - 1)  # a candidate's text may be longer than csv's default of 128 KiB
-    with open(path, newline="", encoding="utf-8-sig", errors=errors) as file:
-        reader = csv.DictReader(file)
-        yield dict.fromkeys(reader.fieldnames or (), "")
-        yield from reader
 
 
 def apply_verdicts(result: Audit, verdicts: dict[tuple[str, str, str, str], str]) -> None:
@@ -83,8 +70,8 @@ def _check_nothing_is_lost(result: Audit, path: Path) -> None:
     if not path.is_file():
         return
     judged = {pair.key for pair in result.candidates if pair.verdict}
-    # Read leniently: a misspelt verdict, or one saved in another encoding, is a person's work too.
-    written = [row for row in _rows(path, errors="replace") if (row.get("verdict") or "").strip()]
+    # A misspelt verdict is a person's work too.
+    written = [row for row in read_csv(path) if (row.get("verdict") or "").strip()]
     lost = [row for row in written if tuple(row.get(name) for name in KEY) not in judged]
     if lost:
         raise ValueError(

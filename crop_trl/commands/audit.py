@@ -11,7 +11,7 @@ import argparse
 import time
 from pathlib import Path
 
-from ..audit.compare import audit, check_similarity, read_benchmark, read_train
+from ..audit.compare import audit, read_benchmark, read_train
 from ..audit.report import apply_verdicts, read_verdicts, summary_markdown, write_report
 from ..evaluation.benchmarks import NAMED, local_copy
 from .errors import told
@@ -43,7 +43,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 def check_options(args: argparse.Namespace) -> dict[str, str]:
     """The benchmarks' files by name, empty for those of the hub. Raises `ValueError` for an option that is wrong."""
-    check_similarity(args.min_similarity)
+    if not 0 <= args.min_similarity <= 1:
+        raise ValueError(f"`min_similarity` is {args.min_similarity}: choose a number in [0, 1].")
     files: dict[str, str] = {}
     for item in args.benchmark or NAMED:
         name, _, file = item.partition("=")
@@ -64,14 +65,14 @@ def main(argv: list[str] | None = None) -> None:
         args = parse(argv)
         files = check_options(args)
         verdicts = read_verdicts(args.verdicts) if args.verdicts else None
-        own = {name: read_benchmark(file) for name, file in files.items() if file}
+        own = {name: read_benchmark(name, file) for name, file in files.items() if file}
         train = read_train(args.train or ())
         copies = {name: local_copy(name, Path(args.output, "benchmarks")) for name in files if not files[name]}
         for name, file in copies.items():
             print(f"{name}: {file}")
         if not args.train:
             return
-        benchmarks = {name: own.get(name) or read_benchmark(copies[name]) for name in files}
+        benchmarks = {name: own.get(name) or read_benchmark(name, copies[name]) for name in files}
         started = time.monotonic()
         result = audit(train, benchmarks, args.min_similarity)
         result.seconds = time.monotonic() - started

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..files import read_jsonl, read_object, read_rows, write_jsonl
+from ..files import read_object, read_rows, write_jsonl
 from .grading.verdict import extract_boxed
 
 # The eight problems that the paper's audit takes out (table "Verified MATH-500 overlaps"), by MATH's own ids.
@@ -42,7 +42,7 @@ class Example:
 
     id: str
     problem: str
-    answer: str
+    answer: str | None
     unique_id: str | None = None
 
 
@@ -86,8 +86,9 @@ def row_answer(row: Mapping[str, Any], where: str) -> str | None:
     return str(int(answer) if isinstance(answer, float) and answer.is_integer() else answer).strip()
 
 
-def example_from_row(row: Mapping[str, Any], number: int, where: str) -> Example:
-    """A row with `problem`, `original_problem` or `question`, and `answer` or a `solution` with a box."""
+def example_from_row(row: Mapping[str, Any], number: int, where: str, answered: bool = True) -> Example:
+    """A row with `problem`, `original_problem` or `question`, and `answer` or a `solution` with a box; unless it is to
+    be `answered`, it may lack these."""
     place = f"{where}, row {number + 1}"
     problem = next((row[name] for name in ("problem", "original_problem", "question") if row.get(name)), None)
     if not isinstance(problem, str) or not problem.strip():
@@ -95,7 +96,7 @@ def example_from_row(row: Mapping[str, Any], number: int, where: str) -> Example
     answer = row_answer(row, place)
     if answer is None and isinstance(row.get("solution"), str):
         answer = (extract_boxed(row["solution"]) or row["solution"]).strip()
-    if not answer:
+    if answered and not answer:
         raise ValueError(f"{place} has no `answer`; a benchmark needs one for each problem.")
     # A lone surrogate can be sent to no server or tokenizer.
     problem = problem.encode("utf-8", "replace").decode()
@@ -103,10 +104,12 @@ def example_from_row(row: Mapping[str, Any], number: int, where: str) -> Example
     return Example(row_id(row, unique_id or str(number), place), problem, answer, unique_id)
 
 
-def load_benchmark(spec: str, samples: int | None = None, base_seed: int | None = None) -> Benchmark:
+def load_benchmark(
+    spec: str, samples: int | None = None, base_seed: int | None = None, answered: bool = True
+) -> Benchmark:
     """A benchmark by its name (`AIME24`, `AIME25`, `AMC23`, `MATH-500`, `MATH-500-Clean`), from `NAME=FILE` (problems
     from a file, for a known name with its settings) or from a JSONL file. `samples` and `base_seed` take the place of
-    its own. Raises `ValueError` or `FileNotFoundError` for what is none."""
+    its own; unless `answered`, answers may lack. Raises `ValueError` or `FileNotFoundError` for what is none."""
     if samples is not None and samples < 1:
         raise ValueError(f"`samples` is {samples}: choose at least 1 per problem.")
     name, _, file = spec.partition("=")
@@ -120,7 +123,7 @@ def load_benchmark(spec: str, samples: int | None = None, base_seed: int | None 
         known = ", ".join([*NAMED, MATH_500 + CLEAN])
         raise ValueError(f"`--benchmark` {spec!r} is unknown: choose {known}, NAME=FILE or a JSONL file.")
     source = NAMED.get(whole, Source(None))
-    examples = _read(whole, source, file)
+    examples = _read(whole, source, file, answered)
     twice = [id for id, count in Counter(example.id for example in examples).items() if count > 1]
     if twice:
         raise ValueError(f"Benchmark {name!r} has the id {twice[0]!r} twice; give each problem an id of its own.")
@@ -144,11 +147,11 @@ def local_copy(name: str, folder: Path) -> Path:
     return file
 
 
-def _read(name: str, source: Source, file: str) -> list[Example]:
+def _read(name: str, source: Source, file: str, answered: bool) -> list[Example]:
     if file:
         if not Path(file).is_file():
-            raise FileNotFoundError(f"`--benchmark` {name!r}: {file!r} does not exist; give a JSONL file.")
-        rows, where = read_jsonl(file), file
+            raise FileNotFoundError(f"`--benchmark` {name!r}: {file!r} does not exist; give a file of problems.")
+        rows, where = read_rows(file), file
     else:
         import datasets
 
@@ -159,7 +162,7 @@ def _read(name: str, source: Source, file: str) -> list[Example]:
             raise ValueError(f"`--benchmark` {name!r} {why}; give a local copy as {name}=FILE.") from None
     if not rows:
         raise ValueError(f"`--benchmark` {name!r}: {where} has no rows; give a file with one problem a line.")
-    return [example_from_row(row, number, where) for number, row in enumerate(rows)]
+    return [example_from_row(row, number, where, answered) for number, row in enumerate(rows)]
 
 
 def without(benchmark: Benchmark, ids: Sequence[str] | frozenset[str]) -> Benchmark:

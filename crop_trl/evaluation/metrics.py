@@ -33,14 +33,14 @@ def pass_at_k(correct: np.ndarray, k: int | None = None) -> np.ndarray:
     return 1.0 - missed
 
 
-def share_interval(correct: np.ndarray, level: float = 0.95) -> Interval:
-    """Confidence interval of a share of right answers `[problems, samples]` or `[problems]`, also for few: 0 of 5 is 0
-    to 0.52. It is Clopper and Pearson's for as many independent answers as these are worth (Korn and Graubard):
+def share_interval(correct: np.ndarray) -> Interval:
+    """95 % interval of a share of right answers `[problems, samples]` or `[problems]`, also for few: 0 of 5 is 0 to
+    0.52. It is Clopper and Pearson's for as many independent answers as these are worth (Korn and Graubard):
     samples of one problem resemble each other."""
     values = np.asarray(correct, dtype=np.float64)
     answers, n = values.size, len(values)
     values = values.reshape(n, -1).mean(axis=1)
-    share, tail = float(values.mean()), (1 - level) / 2
+    share, tail = float(values.mean()), 0.025
     if n == 1 or share in (0.0, 1.0):
         worth = float(n)
     else:

@@ -118,14 +118,14 @@ def test_the_table_of_a_replay(bank):
 
 
 def test_a_bank_from_the_command_line(bank, tmp_path, capsys):
-    arguments = ["--methods", "crop", "random", "entropy", "--tail", "0.1"]
+    arguments = ["--methods", "crop", "random", "entropy", "--bins", "20"]
     analyze.main([str(bank[1]), *arguments, "--output", str(tmp_path)])
     printed = capsys.readouterr().out
     assert "Shares of the kept tokens (%)" in printed
     shares = json.loads((tmp_path / "categories.json").read_text())["methods"]
     assert list(shares) == ["crop", "random", "entropy", "all tokens"]
     ranks = json.loads((tmp_path / "entropy_ranks.json").read_text())
-    assert ranks["tail"] == 0.1 and list(ranks["methods"]) == ["crop", "random", "entropy"]
+    assert ranks["tail"] == 0.016 and list(ranks["methods"]) == ["crop", "random", "entropy"]
     # By rank nothing can beat the entropy method at avoiding the lowest entropies.
     assert ranks["methods"]["entropy"]["tail_share"] <= ranks["methods"]["random"]["tail_share"]
     names = {path.name for path in tmp_path.iterdir()}
