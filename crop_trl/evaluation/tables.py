@@ -133,6 +133,10 @@ def main_table(runs: Sequence[Results], average: str = "clean") -> str:
     CROP is above the strongest others. Runs of one label and setting are training seeds: their mean is shown, and after
     Avg. its 95 % interval. `average` counts clean subsets (`"clean"`) or what they were taken from (`"whole"`)."""
     shared = shared_benchmarks(runs)
+    lacked = dict.fromkeys(name for results in runs for name in results["benchmarks"] if name not in shared)
+    left_out = [f"Left out, as some runs lack them: {', '.join(lacked)}.\n"] if lacked else []
+    if not shared:
+        return "".join(left_out)
     counted, first = averaged(shared, average), runs[0]["benchmarks"]
     settings = list(dict.fromkeys(results.get("setting") for results in runs))
     several = len(settings) > 1
@@ -160,7 +164,8 @@ def main_table(runs: Sequence[Results], average: str = "clean") -> str:
         methods = {label: _method(group[0]) for label, group in groups.items()}
         above = _above_the_strongest(methods, {label: float(np.mean(a)) for label, a in averages.items()})
         lines += [f"Setting {setting}: {line}" if several else line for line in above]
-    return "\n".join([markdown_table(header, rows, right=True), _caption(shared, counted, first), *lines])
+    caption = _caption(shared, counted, first)
+    return "\n".join([markdown_table(header, rows, right=True), caption, *left_out, *lines])
 
 
 def _average(results: Results, counted: Sequence[str]) -> float:

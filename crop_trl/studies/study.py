@@ -93,10 +93,9 @@ class Study:
 
     def tasks(self) -> list[Task]:
         """What is left to run."""
-        folders = {key: self.output / key for key in self.left}
         return [
-            Task(key, self.runs[key].command(self.output, CROP_TRL), folder / LOG, folder / LOCK)
-            for key, folder in folders.items()
+            Task(key, self.runs[key].command(self.output, CROP_TRL), self.output / key / LOG, self.output / key / LOCK)
+            for key in self.left
         ]
 
     @property

@@ -143,17 +143,17 @@ def study_markdown(
             parts += [budgets.replace("## ", f"### {world}: "), measure]
         parts += _ablations(world, groups, compared)
         groups.sort(key=lambda group: (order.get(group.method, len(order)), group.label))
-        results = [
-            {"label": group.label, "setting": world, "benchmarks": json.loads(row["evaluation"]), "training": row}
-            for group in groups
-            for row in group.rows.values()
-            if row.get("evaluation")
-        ]
+        results = []
+        for group in groups:
+            each = [(json.loads(row.get("evaluation") or "{}"), row) for row in group.rows.values()]
+            measured = [{"setting": world, "benchmarks": found, "training": row} for found, row in each if found]
+            fewer = f" ({len(measured)} of {len(each)})" * (len(measured) < len(each))
+            results += [{**one, "label": group.label + fewer} for one in measured]
         if results:
             evaluated.setdefault(tuple(shared_benchmarks(results)), []).extend(results)
-    for shared, results in evaluated.items():
+    for results in evaluated.values():
         names = ", ".join(dict.fromkeys(each["setting"] for each in results))
-        parts += [f"## Benchmarks (%): {names}", "", main_table(results, average)] if shared else []
+        parts += [f"## Benchmarks (%): {names}", "", main_table(results, average)]
     return "\n".join(parts)
 
 

@@ -240,12 +240,19 @@ def test_worlds_on_other_benchmarks_have_tables_of_their_own():
     one, two = ({name: {"mean": 0.5, "pass": 0.5, "samples": 1, "problems": 5}} for name in ("x", "y"))
     found = [row("crop", 0, 0.5, "a", one), row("crop", 0, 0.5, "b", two), row("opd", 0, 0.4, "b")]
     text = study_markdown([*found, row("crop", 0, 0.5, "c", one), row("opd", 0, 0.5, "c", two)], DEFAULTS, "opd")
-    assert text.count("## Benchmarks") == 2  # of what shares nothing there is none
+    assert text.count("## Benchmarks") == 3 and not table(text, "## Benchmarks (%): c")  # which share nothing
+    assert "## Benchmarks (%): c\n\nLeft out, as some runs lack them: y, x.\n" in text
     for world, name in (("a", "x"), ("b", "y")):
         header, *lines = table(text, f"## Benchmarks (%): {world}")
         assert header == ["Method", "Avg.", f"{name} Mean@1", f"{name} Pass@1"] and lines == [["crop", *["50.00"] * 3]]
     # Where not all were evaluated, held-out problems are what is compared.
     assert cells(text, "crop", "### b: differences to opd")[1] == "+10.0"
+    # Of three runs one was not evaluated, and one not on all.
+    found = [row("crop", seed, None, "d", each) for seed, each in enumerate((one, one | two, None))]
+    text = study_markdown([*found, row("opd", 0, None, "d", one)], DEFAULTS)
+    lines = table(text, "## Benchmarks (%): d")[1:]
+    assert [line[:2] for line in lines] == [["opd", "50.00"], ["crop (2 of 3)", "50.00 (50.0 to 50.0)"]]
+    assert "Left out, as some runs lack them: y." in text
 
 
 def test_rows_come_back_whatever_they_hold(tmp_path):
