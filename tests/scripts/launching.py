@@ -59,6 +59,10 @@ def accelerator_settings() -> dict:
     # CPUs compute in bf16 too.
     transformers.training_args.is_torch_bf16_gpu_available = lambda: True
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+        # It would compile an operator for sums in shared memory, which inference alone asks for.
+        import deepspeed
+
+        deepspeed.ops.__compatible_ops__ = {}
         # With `use_cpu` plain data parallelism would run instead.
         return {"use_cpu": False, "ddp_backend": "gloo"}
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
