@@ -8,7 +8,7 @@ import numpy as np
 
 from ..evaluation.grading import grade
 from ..methods import get_method
-from ..prompts import ORIGINAL, REWORDINGS, needs_negatives, prompt_text, prompt_variants
+from ..prompts import REWORDINGS, needs_negatives, prompt_text, prompt_variants
 from ..text import token_pieces
 from .bank import bank_of
 from .dependence import first_wrong_places
@@ -45,7 +45,6 @@ def inspect_response(trainer, *rows: Mapping[str, Any]) -> ResponseHeatmap:
         heatmap,
         rows={GAP: np.where(table.trainable[here], bank.gap(method)[place, : len(heatmap)], np.nan), **rows_shown},
         kept=table.kept[method][here],
-        more_counterfactuals=list(map(prompt_text, prompt_variants(rows[place], "counterfactual")[1:])),
         kept_by={name: table.kept[name][here] for name in names},
         note=_note(table, place, method, shown) + ("" if method == trained else f" The run used {trained!r}."),
         **_verdict(rows, right, place, pieces),
@@ -115,13 +114,11 @@ def table_heatmap(
         raise ValueError(f"Method {method!r} keeps every token and measures nothing; there is no heat map of it.")
     # What a tool wrote is no choice of the student's.
     rows = {label: np.where(table.trainable[here], values, np.nan) for label, values in rows.items()}
-    texts = {kind: several[0] for kind, several in table.rows[response]["prompts"].items()}
     return ResponseHeatmap(
         token_pieces(tokenizer, table.token_ids[here].tolist()),
         rows,
         table.kept[method][here],
-        *(texts.pop(kind, None) for kind in (ORIGINAL, *REWORDINGS)),
-        others=texts,
+        table.rows[response]["prompts"],
         note=f"{_note(table, response, method, method)} {note}".strip(),
         scorer="student" if method.endswith("-student") else "teacher",
     )

@@ -50,7 +50,7 @@ def made_up(n, seed=0, tokens=None, **kwargs):
 
 
 PROMPTS = {
-    "prompt": "Tom has 12 apples and buys 7 more. How many?",
+    "original": "Tom has 12 apples and buys 7 more. How many?",
     "paraphrase": "After buying 7 apples on top of his 12, how many has Tom?",
     "counterfactual": "Tom has 12 apples and buys 9 more. How many?",
 }
@@ -144,10 +144,10 @@ def test_visible_marks():
 
 
 def test_word_changes():
-    pieces = word_changes(PROMPTS["prompt"], PROMPTS["counterfactual"])
+    pieces = word_changes(PROMPTS["original"], PROMPTS["counterfactual"])
     assert "".join(text for text, _ in pieces) == PROMPTS["counterfactual"]
     assert [text for text, changed in pieces if changed] == ["9"]
-    new = [t for t, changed in word_changes(PROMPTS["prompt"], PROMPTS["paraphrase"], ignore_moves=True) if changed]
+    new = [t for t, changed in word_changes(PROMPTS["original"], PROMPTS["paraphrase"], ignore_moves=True) if changed]
     assert "7" not in new and "12" not in new and "buying" in new
     # Two numbers that change places are a changed condition.
     swapped = word_changes("12 boys, 7 girls", "7 boys, 12 girls")
@@ -184,8 +184,8 @@ def test_values_come_from_the_divergence_and_the_choice_from_the_method(tmp_path
     for name, mask in heatmap.kept_by.items():
         of_name = select(name, signals, sampled[0].loss_mask, SelectionSettings(), step=0).mask[0]
         assert list(mask) == of_name.tolist()
-    assert heatmap.prompt == row["prompt"][0]["content"]
-    assert heatmap.counterfactual == row["counterfactual_prompt"][0]["content"]
+    assert heatmap.prompts["original"][0] == row["prompt"][0]["content"]
+    assert heatmap.prompts["counterfactual"][0] == row["counterfactual_prompt"][0]["content"]
     assert "that method 'entropy' keeps, after step 0." in heatmap.note and "The run used" not in heatmap.note
     # One that ranks no tokens has nothing of its own to show.
     trainer.args.method = "opd"
@@ -216,8 +216,8 @@ def test_of_several_counterfactuals_it_shows_and_says_what_the_method_ranks_by(t
         torch.manual_seed(0)
         heatmap = inspect_response(make_trainer(tmp_path, method=method, max_completion_length=8), row)
         assert f"What a condition moves is the {word} over up to 2 counterfactuals." in heatmap.note
-        (pieces,) = [pieces for heading, pieces in heatmap.prompts() if heading == "Other counterfactuals"]
-        assert "becomes" in "".join(text for text, _ in pieces) and "19" in "".join(text for text, _ in pieces)
+        (pieces,) = [pieces for heading, pieces in heatmap.blocks() if heading == "Another counterfactual"]
+        assert "19" in [text for text, mark in pieces if mark]
         rows[method] = torch.tensor(heatmap.rows[MARGIN])
     assert (rows["crop-max"] >= rows["crop"]).all() and (rows["crop-max"] > rows["crop"]).any()
 
@@ -227,11 +227,14 @@ def test_of_several_answers_a_wrong_one_is_shown_and_where_it_goes_wrong(tmp_pat
     rows = [{**row, "answer": "3", "solution": "1 + 2 = 3"} for row in make_rows(2)]
     monkeypatch.setattr("crop_trl.analysis.inspect._is_right", lambda row, *_: row is rows[0])
     heatmap = inspect_response(trainer, *rows)
-    assert heatmap.prompt == rows[1]["prompt"][0]["content"]
+    assert heatmap.prompts["original"][0] == rows[1]["prompt"][0]["content"]
     assert heatmap.verdict.startswith("The answer is wrong; 3 would be right.")
     monkeypatch.setattr("crop_trl.analysis.inspect._is_right", lambda *_: True)
     heatmap = inspect_response(trainer, *rows)
-    assert heatmap.prompt == rows[0]["prompt"][0]["content"] and heatmap.verdict == "The answer is right: 3."
+    assert (
+        heatmap.prompts["original"][0] == rows[0]["prompt"][0]["content"]
+        and heatmap.verdict == "The answer is right: 3."
+    )
 
 
 def test_the_first_wrong_value_of_an_answer():
@@ -275,7 +278,7 @@ def test_png(tmp_path, n):
     path = tmp_path / "new folder" / "map.png"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        save_png(made_up(n, note="step 30", **PROMPTS), path)
+        save_png(made_up(n, note="step 30", prompts={kind: [text] for kind, text in PROMPTS.items()}), path)
     width, height = png_size(path)
     assert width == 3300 and 900 < height < 5250
     assert [p.name for p in path.parent.iterdir()] == ["map.png"]
@@ -283,7 +286,9 @@ def test_png(tmp_path, n):
 
 def test_png_of_nasty_tokens_warns_of_nothing(tmp_path):
     pytest.importorskip("matplotlib")
-    heatmap = made_up(0, tokens=NASTY, note="$5 and \ud800", prompt="你好 $a", counterfactual="你" * 400)
+    heatmap = made_up(
+        0, tokens=NASTY, note="$5 and \ud800", prompts={"original": ["你好 $a"], "counterfactual": ["你" * 400]}
+    )
     heatmap.rows[MARGIN][3] = math.nan
     heatmap.rows[SURFACE] = [math.inf] * len(NASTY)
     with warnings.catch_warnings():

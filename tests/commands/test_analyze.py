@@ -70,8 +70,8 @@ def test_the_heat_map_of_a_table(bank):
     n = int(bank.loss_mask[row].sum())
     assert [name.split(":")[0] for name in heatmap.rows] == ["Semantic", "Surface", "CROP margin"]
     np.testing.assert_allclose(list(heatmap.rows.values())[2], scores[row, :n], atol=1e-6)
-    assert heatmap.kept == bank.select("crop").mask[row, :n].tolist() and heatmap.prompt == bank.texts["original"][row]
-    assert heatmap.counterfactual == bank.texts["counterfactual"][row] != heatmap.prompt
+    assert heatmap.kept == bank.select("crop").mask[row, :n].tolist()
+    assert heatmap.prompts == bank.rows[row]["prompts"] and heatmap.prompts["counterfactual"]
     assert list(table_heatmap(table, make_tokenizer(), method="tip").rows)[-1].startswith("Score: what tip")
     with pytest.raises(ValueError, match="'opd' keeps every token and measures nothing"):
         table_heatmap(table, make_tokenizer(), method="opd")

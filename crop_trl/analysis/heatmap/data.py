@@ -1,10 +1,11 @@
-"""What a heat map shows: decoded tokens, rows of values, the kept mask and the three prompts. No drawing here."""
+"""What a heat map shows: decoded tokens, rows of values, the kept mask and the prompts. No drawing here."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ...text import word_changes
+from ...prompts import ORIGINAL, REWORDINGS
+from ...text import marked, marked_triplet
 
 SEMANTIC = "Semantic: moves when a condition changes"
 SURFACE = "Surface: moves when only the wording changes"
@@ -42,21 +43,18 @@ class ResponseHeatmap:
 
     `tokens` are decoded pieces which, joined, are the response. Each of `rows` has a value for each token; what stands
     before a colon in its label is its short name, values that are not finite are drawn as missing, and a long response
-    is centred on the peak of the last row. `scorer` is whose predictions the rows compare, for the explanation."""
+    is centred on the peak of the last row. `prompts` are texts by kind, the original among them or none at all;
+    `scorer` is whose predictions the rows compare, for the explanation."""
 
     tokens: list[str]
     rows: dict[str, Sequence[float]]
     kept: Sequence[bool]
-    prompt: str | None = None
-    paraphrase: str | None = None
-    counterfactual: str | None = None
+    prompts: Mapping[str, Sequence[str]] = field(default_factory=dict)
     note: str = ""
     scorer: str = "teacher"
-    others: dict[str, str] = field(default_factory=dict)  # prompts of any other kind
     kept_by: dict[str, Sequence[bool]] = field(default_factory=dict)  # what other methods would keep; in the picture
     verdict: str = ""  # whether the answer is right, in a sentence; in the picture
     wrong_from: int | None = None  # the first wrong token, where it is known; in the picture
-    more_counterfactuals: Sequence[str] = ()  # beyond the one above, of which only the changed words are shown
 
     def __post_init__(self):
         self.tokens = [str(token) for token in self.tokens]
@@ -106,33 +104,20 @@ class ResponseHeatmap:
         n_kept, n = sum(self.kept), sum(any(map(math.isfinite, values)) for values in zip(*self.rows.values()))
         return f"Kept for training: {n_kept:,} of {n:,} tokens ({100 * n_kept / max(n, 1):.0f} %)."
 
-    def _more_changes(self) -> str | None:
-        """What each further counterfactual changes: `24 becomes 13; half becomes double`."""
-
-        def changed(one: str, other: str) -> str:
-            return "".join(text if is_new else " " for text, is_new in word_changes(one, other)).strip(" .,?")
-
-        pairs = [
-            (changed(text, self.prompt or ""), changed(self.prompt or "", text)) for text in self.more_counterfactuals
-        ]
-        return "; ".join(f"{before} becomes {after}" for before, after in pairs) or None
-
-    def prompts(self) -> list[tuple[str, list[tuple[str, bool]]]]:
-        """The prompts that are known, each as a heading and its text in pieces `(text, changed)`."""
-        original, changed = self.prompt, self.counterfactual
-        blocks = (
-            # In the original, the words that the counterfactual replaces: they are the condition.
-            ("Original problem", changed, original, False),
-            # A paraphrase moves numbers about; marked, they would look as if they were new.
-            ("Paraphrase: same problem, other words", original, self.paraphrase, True),
-            ("Counterfactual: one condition changed", original, changed, False),
-            ("Other counterfactuals", None, self._more_changes(), False),
-            *((f"{kind.capitalize()} prompt", original, text, False) for kind, text in self.others.items()),
-        )
+    def blocks(self) -> list[tuple[str, list[tuple[str, str]]]]:
+        """The prompts that are known, each as a heading and its text in pieces with their marks."""
+        if not self.prompts:
+            return []
+        (original, *_), *rewordings = (self.prompts.get(kind, []) for kind in (ORIGINAL, *REWORDINGS))
+        paraphrases, (changed, *more) = rewordings[0][:1], rewordings[1] or [None]
+        _, texts = marked_triplet(original, paraphrases, changed)
+        headings = ["Original problem", *["Paraphrase: same problem, other words"] * len(paraphrases)]
+        others = [("Another counterfactual", text) for text in more]
+        kinds = [kind for kind in self.prompts if kind not in (ORIGINAL, *REWORDINGS)]
+        others += [(f"{kind.capitalize()} prompt", self.prompts[kind][0]) for kind in kinds]
         return [
-            (heading, word_changes(text if against is None else against, text, ignore_moves))
-            for heading, against, text, ignore_moves in blocks
-            if text is not None
+            *zip([*headings, "Counterfactual: one condition changed"], texts),
+            *((heading, marked(original, text)) for heading, text in others),
         ]
 
 

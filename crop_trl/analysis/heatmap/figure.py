@@ -21,7 +21,7 @@ FRAME, MISSING, KEPT, WRONG = "#000000", "#d9d9d9", "#4d4d4d", "#b2182b"
 BLUE = ("#ffffff", "#c6dbef", "#6baed6", "#2171b5", "#08306b")
 ORANGE = ("#ffffff", "#fdd9b5", "#fdae6b", "#d9600a", "#7f2704")
 TITLE = "Which tokens of the answer depend on the problem, and which ones training uses"
-REWORDED, CHANGED = "#fdd9b5", "#b9d5ee"
+TINTS = {"reworded": "#fdd9b5", "changed": "#b9d5ee"}
 
 
 def save_png(heatmap: ResponseHeatmap, path) -> None:
@@ -83,18 +83,17 @@ def _draw(page: Page, heatmap: ResponseHeatmap) -> None:
 
 def _draw_prompts(page: Page, heatmap: ResponseHeatmap) -> None:
     indent = EDGE + 0.15
-    for heading, pieces in heatmap.prompts():
+    for heading, pieces in heatmap.blocks():
         page.paragraph(heading, 9.5, bold=True)
-        tint = REWORDED if heading.startswith("Paraphrase") else CHANGED
         lines = _wrap_pieces(page, shorten(pieces), WIDTH - EDGE - indent)
         if len(lines) > PROMPT_MAX_LINES:
             lines = [*lines[: PROMPT_MAX_LINES - 1], [("[…]", False)]]
         for line in lines:
             x = indent
-            for text, changed in line:
+            for text, mark in line:
                 width = page.width(text, PROMPT_SIZE)
-                if changed:
-                    page.box(x - 0.02, page.y + 0.015, width + 0.04, PROMPT_LINE - 0.03, face=tint)
+                if mark:
+                    page.box(x - 0.02, page.y + 0.015, width + 0.04, PROMPT_LINE - 0.03, face=TINTS[mark])
                 page.text(x, page.y + PROMPT_LINE / 2, text, PROMPT_SIZE)
                 x += width
             page.y += PROMPT_LINE
