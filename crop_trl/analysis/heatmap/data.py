@@ -117,7 +117,7 @@ class ResponseHeatmap:
         others += [(f"{kind.capitalize()} prompt", self.prompts[kind][0]) for kind in kinds]
         return [
             *zip([*headings, "Counterfactual: one condition changed"], texts),
-            *((heading, marked(original, text)) for heading, text in others),
+            *((heading, [(t, mark and "changed") for t, mark in marked(original, text)]) for heading, text in others),
         ]
 
 
