@@ -21,6 +21,7 @@ from .methods import METHODS, get_method
 from .methods.selector_file import register_selector
 from .planning.memory import warn_of_memory
 from .prompts import (
+    DEFAULT_PROMPT_TEMPLATE,
     EMPTY,
     HINTS,
     NEGATIVE,
@@ -40,7 +41,7 @@ from .trainer import CROPTrainer
 from .training.cards import hub_name
 from .training.reporting import send_page
 from .training.results import RunResult, current_commit, statistics_of
-from .triplets import DEFAULT_PROMPT_TEMPLATE, load_triplets
+from .triplets import load_triplets
 from .triplets.record import is_local
 
 REWARDS = {"accuracy": accuracy_reward, "none": None}

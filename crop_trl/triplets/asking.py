@@ -15,7 +15,7 @@ from .candidates import Round
 from .client import Answer, Client, EndpointError, RequestFailed, RequestRefused
 from .costs import Account, estimate_tokens, stated_usage
 from .engine import LocalClient
-from .ledger import Known, Ledger, LedgerError, request_key, served_digest
+from .ledger import Known, Ledger, request_key, served_digest
 from .outputs import now
 from .prompts import Templates
 from .reading import answer_flaw
@@ -41,7 +41,6 @@ class Asker:
     stopped: str | None = None
     error: Exception | None = None
     requests: int = 0  # answered in this run
-    lost: int = 0  # answers that did not reach the disk
     _failures: int = 0
     _unusable: Counter = field(default_factory=Counter)  # in a row, by kind
     _pending: dict[str, asyncio.Task] = field(default_factory=dict)
@@ -124,11 +123,7 @@ class Asker:
             fields = answer.to_entry()
             usage = stated_usage(fields.pop("usage"), messages, answer.content)
             entry = {"key": key, **facts, "time": now(), "usage": usage, "answer": fields}
-            try:
-                await self._store(kind, entry)
-            except LedgerError:
-                self.lost += 1
-                raise
+            await self._store(kind, entry)
             self.account.add(entry)
         finally:
             self.account.release(cost)  # only now: while the answer is being written it is spent, but not booked

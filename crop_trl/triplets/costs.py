@@ -105,11 +105,11 @@ class Account:
         if "prices" in entry:
             self.given[entry["prices_of"]] = Prices(**entry["prices"])
         elif "key" in entry:
-            group, usage = (entry["model"], entry["kind"]), entry.get("usage") or {"estimated": True}
-            cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-            counts = (usage.get("prompt_tokens"), cached, usage.get("completion_tokens"))
-            tokens = {name: count or 0 for name, count in zip(TOKEN_FIELDS, counts, strict=True)}
-            self.booked[group].update(tokens, answers=1, estimated=bool(usage.get("estimated")))
+            group, usage = (entry["model"], entry["kind"]), entry["usage"]
+            cached = usage["prompt_tokens_details"]["cached_tokens"]
+            counts = (usage["prompt_tokens"], cached, usage["completion_tokens"])
+            tokens = dict(zip(TOKEN_FIELDS, counts, strict=True))
+            self.booked[group].update(tokens, answers=1, estimated="estimated" in usage)
             self.longest[group] = max(self.longest[group], tokens["output"])
         return self
 

@@ -1,8 +1,7 @@
 """The ledger: every answer that was paid for, on disk before anything uses it.
 
 A [`~crop_trl.files.JsonlStore`] in which a line is an answer and the key of the request that it answers, so a rerun
-finds what was asked before and asks the rest. Writes of concurrent requests share an fsync: each `append` returns when
-its own line is on disk, and while one fsync is under way the lines of everybody else gather for the next.
+finds what was asked before and asks the rest.
 """
 
 import asyncio
@@ -37,8 +36,6 @@ class Ledger:
     def __init__(self, path: str | Path, on_entry: Callable[[dict[str, Any]], None] = lambda entry: None):
         self.path = Path(path)
         self._index: dict[str, tuple[int, int]] = {}  # key -> place in the file: 17,000 answers need no memory
-        self._waiting: list[tuple[Mapping[str, Any], asyncio.Future]] = []
-        self._flush_task: asyncio.Task | None = None
 
         def found(place: tuple[int, int], entry: dict[str, Any]) -> None:
             if "key" in entry:
@@ -69,12 +66,11 @@ class Ledger:
 
     async def append(self, entry: Mapping[str, Any]) -> None:
         """Put an entry on disk; when this returns, it is there. Raises [`LedgerError`] (a full disk)."""
-        written = asyncio.get_running_loop().create_future()
-        self._waiting.append((entry, written))
-        if self._flush_task is None:
-            self._flush_task = asyncio.create_task(self._flush())
-        # Shielded: a caller that is cancelled must not take the other lines of its batch with it.
-        place = await asyncio.shield(written)
+        loop = asyncio.get_running_loop()
+        try:
+            (place,) = await loop.run_in_executor(self._writer, self._store.append, [entry])
+        except OSError as error:
+            raise self._failure(error) from None
         if "key" in entry:
             self._index[entry["key"]] = place
 
@@ -87,29 +83,6 @@ class Ledger:
 
     def __exit__(self, *exception: Any) -> None:
         self.close()
-
-    async def _flush(self) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            while self._waiting:
-                batch, self._waiting = self._waiting, []
-                results = await loop.run_in_executor(self._writer, self._write, [entry for entry, _ in batch])
-                for (_, written), result in zip(batch, results, strict=True):
-                    if written.done():
-                        continue
-                    if isinstance(result, OSError):
-                        written.set_exception(self._failure(result))
-                    else:
-                        written.set_result(result)
-        finally:
-            self._flush_task = None
-
-    def _write(self, entries: list[Mapping[str, Any]]) -> list[tuple[int, int] | OSError]:
-        """The place of each entry, or what kept it from the disk: a short one may fit where not all do."""
-        try:
-            return self._store.append(entries)
-        except OSError as error:
-            return [error] if len(entries) == 1 else [self._write([entry])[0] for entry in entries]
 
     def _failure(self, error: OSError) -> LedgerError:
         if isinstance(error, FileNotFoundError):
@@ -143,7 +116,7 @@ class Known:
     """What the ledger of earlier runs tells about the endpoints that were asked."""
 
     def __init__(self):
-        self._modes: dict[tuple[str, str | None], str] = {}  # endpoint and model -> how they take requests for JSON
+        self._modes: dict[tuple[str, str], str] = {}  # endpoint and model -> how they take requests for JSON
         self.askers: set[tuple[str, str]] = set()  # models and versions of the templates
         self.served: set[str] = set()  # digests of endpoint and request fields that have had an answer
 
@@ -152,14 +125,13 @@ class Known:
         if "key" in entry:
             self.askers.add((entry["model"], entry["templates"]))
         elif "endpoint" in entry:
-            self.served.add(entry.get("served"))
+            self.served.add(entry["served"])
             if entry["mode"]:
-                self._modes[entry["endpoint"], entry.get("model")] = entry["mode"]
+                self._modes[entry["endpoint"], entry["model"]] = entry["mode"]
 
     def mode(self, settings: TripletSettings) -> str | None:
-        """How an endpoint's model took requests for JSON; early ledgers do not name the model."""
-        endpoint = settings.endpoint
-        return self._modes.get((endpoint, settings.model)) or self._modes.get((endpoint, None))
+        """How an endpoint's model took requests for JSON."""
+        return self._modes.get((settings.endpoint, settings.model))
 
 
 def served_digest(settings: TripletSettings) -> str:

@@ -193,9 +193,6 @@ class Run:
         with bar, on_interrupt(interrupt):
             await asyncio.gather(*(work() for _ in range(min(self.settings.concurrency, len(problems)))))
         asker, finished = self.asker, [record for record in records if record is not None]
-        if asker.lost:
-            said = asker.error or "The ledger cannot be written."
-            asker.error = LedgerError(f"{said} Answers that came and could not be kept: {asker.lost}.")
         return TripletRun(finished, len(problems), asker.stopped, asker.error, asker.requests)
 
     async def _record(self, problem: Problem) -> dict[str, Any]:

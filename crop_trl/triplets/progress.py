@@ -36,11 +36,9 @@ class Progress:
         """Count a problem."""
         self._statuses[status] += 1
         if self._bar is not None:
-            try:
+            with suppress(OSError):
                 self._bar.set_postfix_str(self._text(), refresh=False)
                 self._bar.update()
-            except OSError:
-                self._bar.disable, self._bar = True, None
 
     def __enter__(self) -> "Progress":
         return self

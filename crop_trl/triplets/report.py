@@ -9,7 +9,7 @@ import numpy as np
 from ..files import read_entries, write_text
 from ..text import markdown_table, visible_text
 from .candidates import PASSED, REJECTIONS, rejection_reasons
-from .costs import TOKEN_FIELDS, Account, given_prices
+from .costs import TOKEN_FIELDS, Account
 from .outputs import OutputDirectory
 from .reading import CONFIDENCES
 from .source import duplicates_line
@@ -42,8 +42,7 @@ def read_report(directory: str) -> dict[str, Any]:
     """What the report on an output directory shows."""
     output = OutputDirectory(directory)
     run = output.load_run()
-    # Early ledgers do not hold the prices that were given.
-    account = Account(given=given_prices(run["settings"])).add_all(entry for _, entry in read_entries(output.ledger))
+    account = Account().add_all(entry for _, entry in read_entries(output.ledger))
     return build_report(output.load_records(), run, account, output.load_reviews())
 
 

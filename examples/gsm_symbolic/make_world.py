@@ -34,7 +34,8 @@ from world import training_example, write_records
 from crop_trl.files import read_jsonl
 from crop_trl.models.compilation import compile_layers
 from crop_trl.models.graph_sampling import GraphSampler
-from crop_trl.triplets import load_records, wrap_problem
+from crop_trl.prompts import wrap_problem
+from crop_trl.triplets import load_records
 
 MAX_NEW_TOKENS = 224
 WARMUP_SHARE, WEIGHT_DECAY, MAX_GRAD_NORM = 0.05, 0.01, 1.0

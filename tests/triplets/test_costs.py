@@ -43,7 +43,7 @@ def test_an_account_knows_each_model_and_kind():
     account = Account(given={"mine": Prices(input=1.0, output=10.0, cached_input=0.1)})
 
     def add(model, kind, usage):
-        account.add({"key": "k", "model": model, "kind": kind, "usage": usage})
+        account.add({"key": "k", "model": model, "kind": kind, "usage": stated_usage(usage, [], "")})
 
     add("mine", "critic", {"prompt_tokens": 1_000_000, "completion_tokens": 100_000, "prompt_tokens_details": None})
     add("mine", "critic", {"prompt_tokens": 1_000_000, "prompt_tokens_details": {"cached_tokens": 500_000}})
@@ -58,7 +58,8 @@ def test_an_account_knows_each_model_and_kind():
         ("unheard-of", "critic"): None,
     }
     assert account.cost == pytest.approx(3.05) and account.rows[1]["estimated"] == 1
-    assert (Account().cost, Account().add({"key": "k", "model": "x", "kind": "critic"}).cost) == (0, None)
+    entry = {"key": "k", "model": "x", "kind": "critic", "usage": stated_usage(None, [], "")}
+    assert (Account().cost, Account().add(entry).cost) == (0, None)
 
 
 def test_answers_keep_the_price_of_the_model_that_gave_them(start_server, problems, tmp_path):
