@@ -59,7 +59,7 @@ def last_with_steps_left(folder: Path, max_steps: int) -> str | None:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself; empty for one of an earlier version. Raises `ValueError` for half of it."""
+    """What a checkpoint says of itself; empty where it says nothing. Raises `ValueError` for half of it."""
     path = folder / MANIFEST
     return read_object(path, _WHOLE) if path.exists() else {}
 
@@ -109,35 +109,33 @@ def _trouble(folder: Path, args, rows, adapter: bool | None) -> str | None:
     if step is None:
         return f"holds no trainer_state.json that can be read; {_WHOLE}"
     manifest = read_manifest(folder)
-    if manifest:
-        was, now, processes = manifest["launch"], launch_name(args), manifest["processes"]
-        if was != now and not {was, now} <= _ALIKE:
-            return f"was written under {was}, and this run launches {now}; launch as it was written, {_NEW_RUN}"
-        if processes != args.world_size:
-            return (
-                f"holds the states of {processes} process{'es' * (processes > 1)}, and this run has "
-                f"{args.world_size}; launch as many, {_NEW_RUN}"
-            )
-        if adapter is False and manifest["adapter"]:
-            return "holds an adapter, and this run trains the whole model; set `peft_config` (`use_peft`) as it was"
-        if adapter and not manifest["adapter"]:
-            return f"holds a whole model, and this run trains an adapter (`peft_config`); leave that off, {_NEW_RUN}"
-        own, theirs = getattr(args, "selector_sha256", None), manifest.get("selector_sha256")
-        if args.method == manifest.get("method") and own != theirs:
-            return f"was written with another version of {args.method!r}; put the file back, {_NEW_RUN}"
-        now = args.optim.value
-        was = manifest.get("optim", now)
-        if was.removesuffix("_fused") != now.removesuffix("_fused"):  # one algorithm with the same state
-            return f"was written with `optim` {was}, and this run has {now}; set what it had, {_NEW_RUN}"
-        trouble = None if args.ignore_data_skip else order_trouble(manifest["prompts"], prompt_order(args, rows))
-        if trouble is not None:
-            return trouble
-        for name, size in manifest["files"].items():
-            if not (folder / name).is_file():
-                return f"holds no {name}, which is a part of it; {_WHOLE}"
-            found = (folder / name).stat().st_size
-            if found != size:
-                return f"is damaged, {name} has {found} bytes and had {size}; {_WHOLE}"
+    if not manifest:
+        return f"holds no {MANIFEST}; {_WHOLE}"
+    was, now, processes = manifest["launch"], launch_name(args), manifest["processes"]
+    if was != now and not {was, now} <= _ALIKE:
+        return f"was written under {was}, and this run launches {now}; launch as it was written, {_NEW_RUN}"
+    if processes != args.world_size:
+        return (
+            f"holds the states of {processes} process{'es' * (processes > 1)}, and this run has {args.world_size}; "
+            f"launch as many, {_NEW_RUN}"
+        )
+    if adapter is not None and adapter != manifest["adapter"]:
+        was, now = ("an adapter" if so else "a whole model" for so in (manifest["adapter"], adapter))
+        return f"holds {was}, and this run trains {now}; set `peft_config` (`use_peft`) as it was, {_NEW_RUN}"
+    if args.method == manifest["method"] and getattr(args, "selector_sha256", None) != manifest["selector_sha256"]:
+        return f"was written with another version of {args.method!r}; put the file back, {_NEW_RUN}"
+    was, now = manifest["optim"], args.optim.value
+    if was.removesuffix("_fused") != now.removesuffix("_fused"):  # one algorithm with the same state
+        return f"was written with `optim` {was}, and this run has {now}; set what it had, {_NEW_RUN}"
+    trouble = None if args.ignore_data_skip else order_trouble(manifest["prompts"], prompt_order(args, rows))
+    if trouble is not None:
+        return trouble
+    for name, size in manifest["files"].items():
+        if not (folder / name).is_file():
+            return f"holds no {name}, which is a part of it; {_WHOLE}"
+        found = (folder / name).stat().st_size
+        if found != size:
+            return f"is damaged, {name} has {found} bytes and had {size}; {_WHOLE}"
     for name, teacher in args.each_teacher.items():
         if teacher.teacher_source == AVERAGE and not any(folder.glob(_AVERAGE.format(name, "*"))):
             return f"holds no average of the student's weights (`teacher_source` {AVERAGE!r}); {_NEW_RUN[3:]}"
@@ -173,24 +171,19 @@ class WholeCheckpoints:
 
     def _go_on_from(self, checkpoint: Path) -> None:
         """Take over what the manifest knows of the run, and say what is not as if it had never stopped."""
-        manifest, said = read_manifest(checkpoint), []
-        if not manifest:
-            said.append(
-                f"has no {MANIFEST}, as those of earlier versions: whether it is whole and goes with this run's "
-                "settings and data is not checked"
-            )
-        self._runs, self.dropped_steps = manifest.get("runs", []), manifest.get("dropped_steps", 0)
+        manifest = read_manifest(checkpoint)
+        self._runs, self.dropped_steps = manifest["runs"], manifest["dropped_steps"]
         rest = -(_step(checkpoint) + self.dropped_steps) % self.args.steps_per_rollout_batch
-        if rest:
-            self.dropped_steps += rest
+        self.dropped_steps += rest
+        if rest and self.is_world_process_zero():
             a_stream = "their prompts are sampled anew, which a stream cannot skip"
             goes_on = a_stream if isinstance(self.train_dataset, IterableDataset) else "the next prompts follow"
-            said.append(
-                f"lies inside a batch of rollouts, which is not saved: the {rest} optimizer step{'s' * (rest > 1)} "
-                f"that it was still to feed {'are' if rest > 1 else 'is'} dropped, and {goes_on}"
+            warnings.warn(
+                f"{str(checkpoint)!r} lies inside a batch of rollouts, which is not saved: the {rest} optimizer "
+                f"step{'s' * (rest > 1)} that it was still to feed {'are' if rest > 1 else 'is'} dropped, and "
+                f"{goes_on}.",
+                stacklevel=3,
             )
-        for sentence in said if self.is_world_process_zero() else ():
-            warnings.warn(f"{str(checkpoint)!r} {sentence}.", stacklevel=3)
 
     def start_averages(self) -> None:
         """Begin the averages anew, or where the checkpoint left off, once the model is wrapped and has its weights."""

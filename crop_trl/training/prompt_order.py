@@ -13,7 +13,7 @@ from trl.trainer.utils import RepeatSampler
 # Of the settings, those that a step's share of the prompts follows from.
 _SETTINGS = (
     *("prompts_per_step", "num_generations", "per_device_train_batch_size", "gradient_accumulation_steps"),
-    *("steps_per_generation", "num_iterations"),
+    *("steps_per_generation", "num_iterations", "shuffle_dataset", "seed"),
 )
 
 
@@ -67,23 +67,11 @@ def _fingerprint(rows: Dataset) -> str:
 
 def order_trouble(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | None:
     """Why a run would not take the prompts that come after those of a checkpoint, and what to do."""
-    changed = [name for name in ours if name != "settings" and theirs.get(name, ours[name]) != ours[name]]
-    remedy = "or start a new run from its weights (`model_name_or_path`)"
-    if {"prompts_per_rollout_batch", "steps_per_rollout_batch"} & set(changed):
-        pairs = [(name, theirs["settings"].get(name), now) for name, now in ours["settings"].items()]
-        named = ", ".join(f"`{name}` {was} (now {now})" for name, was, now in pairs if was != now)
-        return f"was written with {named}, so that its steps took other prompts; set what it had, {remedy}"
-    if "shuffle_seed" in changed:
-        was, now = (
-            "`shuffle_dataset` false" if seed is None else f"`shuffle_dataset` true and `seed` {seed}"
-            for seed in (theirs["shuffle_seed"], ours["shuffle_seed"])
-        )
-        return f"took its prompts with {was}, and this run has {now}; set what it had, {remedy}"
-    if changed:
-        same = theirs["num_prompts"] == ours["num_prompts"]
-        return (
-            f"was trained on {theirs['num_prompts']} prompts, and this run has {ours['num_prompts']}"
-            f"{' other ones, or in another order' * same}; give the dataset, the prompt template and the "
-            f"`max_prompt_length` that it had, {remedy}"
-        )
-    return None
+    changed = {name for name in ours if name != "settings" and theirs.get(name, ours[name]) != ours[name]}
+    if not changed:
+        return None
+    pairs = [(name, theirs["settings"].get(name), now) for name, now in ours["settings"].items()]
+    what = "with " + ", ".join(f"`{name}` {was} (now {now})" for name, was, now in pairs if was != now)
+    if changed <= {"num_prompts", "prompts_sha256"}:
+        what = f"with {theirs['num_prompts']} prompts (now {ours['num_prompts']} other ones, or in another order)"
+    return f"was written {what}; set what it had, or start a new run from its weights (`model_name_or_path`)"

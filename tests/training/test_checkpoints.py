@@ -199,20 +199,11 @@ def test_a_finished_run_makes_no_step_more(saved):
     trainer = make_trainer(saved, max_steps=2, **SAVING)
     with pytest.raises(ValueError, match="is at step 2, and `max_steps` 2 leaves none to make; raise it"):
         trainer.train(resume_from_checkpoint=True)
-    with pytest.raises(ValueError, match="holds no states of optimizer and random numbers; give the folder of a whole"):
+    with pytest.raises(ValueError, match="holds no manifest.json; give the folder of a whole checkpoint"):
         trainer.train(resume_from_checkpoint=str(saved))
     with pytest.raises(ValueError, match="'nowhere' is no folder; give a checkpoint's, or true for the last"):
         trainer.train(resume_from_checkpoint="nowhere")
     assert checkpoint_to_resume(None, trainer.args) is checkpoint_to_resume("False", trainer.args) is None
-
-
-def test_a_checkpoint_of_an_earlier_version_is_gone_on_from(saved, tmp_path):
-    folder = shutil.copytree(saved / "checkpoint-2", tmp_path / "checkpoint-2")
-    (folder / "manifest.json").unlink()
-    resumed = make_trainer(tmp_path, max_steps=3, num_generations=2, **SAVING)
-    with pytest.warns(UserWarning, match="checkpoint-2' has no manifest.json, as those of earlier versions: whether"):
-        resumed.train(resume_from_checkpoint=True)
-    assert resumed.state.global_step == 3 and (tmp_path / "checkpoint-3" / "manifest.json").exists()
 
 
 def test_a_new_run_in_an_old_folder_does_not_go_on_from_the_old_one(tmp_path):
@@ -239,24 +230,24 @@ def test_a_new_run_in_an_old_folder_does_not_go_on_from_the_old_one(tmp_path):
 ORDERS = [
     (
         {"num_generations": 2},
-        r"was written with `num_generations` 4 \(now 2\), so that its steps took other prompts; set",
+        r"was written with `num_generations` 4 \(now 2\); set",
     ),
     (
         {"per_device_train_batch_size": 4},
-        r"was written with `per_device_train_batch_size` 8 \(now 4\), so that its steps took other prompts",
+        r"was written with `per_device_train_batch_size` 8 \(now 4\); set",
     ),
-    ({"steps_per_generation": 2}, r"was written with `steps_per_generation` 1 \(now 2\), so that"),
-    ({"num_iterations": 2}, r"was written with `num_iterations` 1 \(now 2\), so that"),
+    ({"steps_per_generation": 2}, r"was written with `steps_per_generation` 1 \(now 2\);"),
+    ({"num_iterations": 2}, r"was written with `num_iterations` 1 \(now 2\);"),
     (
         {"shuffle_dataset": True, "seed": 7},
-        "took its prompts with `shuffle_dataset` false, and this run has `shuffle_dataset` true and `seed` 7; set",
+        r"was written with `shuffle_dataset` False \(now True\), `seed` \d+ \(now 7\); set",
     ),
-    ({"rows": make_rows(20)}, "was trained on 16 prompts, and this run has 20; give the dataset"),
+    ({"rows": make_rows(20)}, r"was written with 16 prompts \(now 20 other ones, or in another order\); set"),
     (
         {"rows": make_rows(16, seed=1)},
-        "was trained on 16 prompts, and this run has 16 other ones, or in another order; g",
+        r"was written with 16 prompts \(now 16 other ones, or in another order\); set",
     ),
-    ({"rows": make_rows(16).select(range(15, -1, -1))}, ".* this run has 16 other ones, or in another order; g"),
+    ({"rows": make_rows(16).select(range(15, -1, -1))}, r".*now 16 other ones, or in another order\); set"),
 ]
 
 
