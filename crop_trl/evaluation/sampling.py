@@ -8,10 +8,10 @@ run goes on as if it had not been.
 import hashlib
 import math
 import os
-import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.pool import ThreadPool
 from typing import Any, Protocol
 
 from ..prompts import prompt_text
@@ -219,44 +219,26 @@ class ServerSampler:
         """See [`Sampler`]. A request that fails for good stops further ones; those in flight are waited for and saved,
         then the failure is raised."""
         pairs = list(zip(prompts, seeds, strict=True))
-        todo: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for index in range(len(pairs)):
-            todo.put(index)
-        finished: queue.SimpleQueue[tuple[int, Response | Exception] | None] = queue.SimpleQueue()
-        stop = threading.Event()
+        stop, failures = threading.Event(), []
 
-        def work() -> None:
-            while not stop.is_set():
-                try:
-                    index = todo.get_nowait()
-                except queue.Empty:
-                    break
-                try:
-                    finished.put((index, self._ask(*pairs[index], stop)))
-                except Stopped:
-                    break
-                except Exception as error:
-                    stop.set()
-                    finished.put((index, error))
-            finished.put(None)
+        def ask(index: int) -> tuple[int, Response] | None:
+            try:
+                return None if stop.is_set() else (index, self._ask(*pairs[index], stop))
+            except Stopped:
+                return None
+            except Exception as error:
+                stop.set()
+                failures.append(error)
 
-        # Daemons: Ctrl-C ends the process at once. An executor would wait for its requests, up to an hour each.
-        working = min(self.batch_size, len(pairs))
-        for _ in range(working):
-            threading.Thread(target=work, daemon=True).start()
-        failure: Exception | None = None
-        try:
-            while working:
-                if (item := finished.get()) is None:
-                    working -= 1
-                elif isinstance(item[1], Exception):
-                    failure = failure or item[1]
-                else:
-                    done(*item)
-        finally:
-            stop.set()
-        if failure is not None:
-            raise failure
+        # Its threads are daemons: Ctrl-C ends the process at once, and not after requests of up to an hour each.
+        with ThreadPool(min(self.batch_size, len(pairs))) as pool:
+            try:
+                for answered in filter(None, pool.imap_unordered(ask, range(len(pairs)))):
+                    done(*answered)
+            finally:
+                stop.set()
+        if failures:
+            raise failures[0]
 
     def _ask(self, prompt: str, seed: int, stop: threading.Event) -> Response:
         repeat = retrying(stop, longest=_LONGEST_PAUSE, attempts=lambda error: _ATTEMPTS, on_wait=self._waiting)
