@@ -77,6 +77,21 @@ def read_object(path: str | Path, remedy: str) -> dict[str, Any]:
     return value
 
 
+def json_object(setting: str, text: str | None, example: str) -> dict[str, Any]:
+    """A setting that is a JSON object, empty for `None`. Raises `ValueError` without the text, which may hold a key."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError  # NaN and its kin, which are Python's alone
+
+    try:
+        fields = json.loads("{}" if text is None else text, parse_constant=refuse)
+    except (ValueError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict):
+        raise ValueError(f"`{setting}` is no JSON object; give one such as '{example}'.")
+    return fields
+
+
 class _SettingsLoader(yaml.SafeLoader):
     """Refuses a name that stands twice, of which the first would be lost; a date is text, as JSON has none."""
 

@@ -11,7 +11,6 @@ A run that was interrupted goes on when the same command is given again.
 """
 
 import argparse
-import json
 from collections import Counter
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from ..evaluation.sampling import (
     TransformersSampler,
     VLLMSampler,
 )
-from ..files import write_json, write_text
+from ..files import json_object, write_json, write_text
 from ..prompts import DEFAULT_PROMPT_TEMPLATE, saved_how_asked
 from .errors import told
 from .options import OptionParser
@@ -94,13 +93,7 @@ def check_options(args: argparse.Namespace) -> None:
             raise ValueError(f"`--{option}` is for `--sampler {sampler}`, and it is {args.sampler}; leave it out.")
     examples = {"vllm_options": '{"tensor_parallel_size": 2}', "chat_template_kwargs": '{"enable_thinking": false}'}
     for option, example in examples.items():
-        try:
-            value = json.loads(getattr(args, option) or "{}")
-        except ValueError:
-            value = None
-        if not isinstance(value, dict):
-            raise ValueError(f"`--{option}` is no JSON object; write it as in '{example}'.")
-        setattr(args, option, value)
+        setattr(args, option, json_object(f"--{option}", getattr(args, option), example))
 
 
 def load_benchmarks(args: argparse.Namespace) -> list[benchmarks.Benchmark]:

@@ -1,6 +1,5 @@
 """Settings of the triplet pipeline, checked before anything is read or sent."""
 
-import json
 import math
 import os
 from dataclasses import dataclass, field, replace
@@ -8,6 +7,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..evaluation.sampling import DecodingSettings
+from ..files import json_object
 from ..prompts import check_template
 from ..text import is_secret
 from .costs import TOKEN_FIELDS as _PRICES
@@ -215,7 +215,7 @@ class TripletSettings:
 
     def extra_fields(self) -> dict[str, Any]:
         """`extra_body` as a mapping."""
-        fields = _json_object("extra_body", self.extra_body, '{"top_p": 0.9}')
+        fields = json_object("extra_body", self.extra_body, '{"top_p": 0.9}')
         for name in fields:
             if name in OWN_FIELDS:
                 raise ValueError(f"`extra_body` may not hold {name!r}; {OWN_FIELDS[name]}.")
@@ -223,7 +223,7 @@ class TripletSettings:
 
     def engine_fields(self) -> dict[str, Any]:
         """`engine_options` as a mapping."""
-        return _json_object("engine_options", self.engine_options, '{"gpu_memory_utilization": 0.8}')
+        return json_object("engine_options", self.engine_options, '{"gpu_memory_utilization": 0.8}')
 
     def decoding(self) -> DecodingSettings:
         """How an engine draws its answers."""
@@ -249,17 +249,3 @@ class TripletSettings:
 def _require(condition: Any, name: str, value: Any, remedy: str) -> None:
     if not condition:
         raise ValueError(f"`{name}` is {value!r}; {remedy}.")
-
-
-def _json_object(name: str, text: str | None, example: str) -> dict[str, Any]:
-    try:
-        fields = json.loads("{}" if text is None else text, parse_constant=_no_json)
-    except (ValueError, RecursionError):
-        fields = None
-    if not isinstance(fields, dict):  # it is not shown, since it may hold a key
-        raise ValueError(f"`{name}` is no JSON object; give one such as '{example}'.")
-    return fields
-
-
-def _no_json(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
