@@ -120,7 +120,7 @@ class Asker:
         cost = await self._reserve(kind, messages)
         try:
             answer = await self._send(kind, messages)
-            fields = answer.to_entry()
+            fields = dict(vars(answer))
             usage = stated_usage(fields.pop("usage"), messages, answer.content)
             entry = {"key": key, **facts, "time": now(), "usage": usage, "answer": fields}
             await self._store(kind, entry)

@@ -53,10 +53,6 @@ class Answer:
     response_id: str | None
     mode: str
 
-    def to_entry(self) -> dict[str, Any]:
-        """As stored in the ledger."""
-        return dict(vars(self))
-
 
 class Client:
     """Sends chat requests to one endpoint."""

@@ -142,35 +142,13 @@ def round_feedback(flaws: Iterable[str], candidates: Iterable[Candidate]) -> str
 
 
 def _candidate_reason(candidate: Candidate) -> str:
-    """One paragraph on why a candidate was not taken."""
-    fields, evaluation = candidate.fields, candidate.evaluation
+    """Why a candidate was not taken, as JSON, and its texts."""
+    fields = candidate.fields
     change = fields.get("counterfactual_condition_description") or fields.get("counterfactual_description") or ""
-    parts = [f"Candidate {candidate.number} (changed to: {_flat(change)})."]
-    parts += [f"{FLAW_TEXTS[candidate.incomplete]}."] if candidate.incomplete in FLAW_TEXTS else []
-    parts += [f"{violation.replace('_', ' ')}." for violation in candidate.violations]
-    if evaluation is None:
-        parts.append("It could not be judged.")
-    else:
-        parts += [f"{_flat(v['criterion'])}: {_flat(v['evidence'])}." for v in evaluation["violations"]]
-        for part in ("paraphrase", "counterfactual"):
-            status, confidence = evaluation[f"{part}_status"], evaluation[f"{part}_confidence"]
-            parts.append(
-                f"{part.capitalize()}: {status}, confidence {confidence:g}; {_flat(evaluation[f'{part}_reason'])}."
-            )
-        parts.append(
-            f"Source {evaluation['original_determinacy']}, counterfactual {evaluation['counterfactual_determinacy']}: "
-            f"{_flat(evaluation['determinacy_evidence'])}."
-        )
-        if evaluation["original_answer_type"] != evaluation["counterfactual_answer_type"]:
-            parts.append(
-                f"Answer type {evaluation['original_answer_type']} became {evaluation['counterfactual_answer_type']}."
-            )
-        parts.append(f"Overall confidence {evaluation['confidence']:g}.")
-    text = " ".join(parts)
-    text = text if len(text) <= MAX_REASON_CHARS else text[:MAX_REASON_CHARS] + " ..."
+    wrong = [violation.replace("_", " ") for violation in candidate.violations]
+    wrong += [FLAW_TEXTS[candidate.incomplete]] if candidate.incomplete in FLAW_TEXTS else []
+    said = {"changed to": change, "found": wrong, "critic": candidate.evaluation or "could not judge it"}
+    reasons = json.dumps(said, ensure_ascii=False)
+    reasons = reasons if len(reasons) <= MAX_REASON_CHARS else reasons[:MAX_REASON_CHARS] + " ..."
     written = (f"<{kind}>\n{fields[f'{kind}_problem']}\n</{kind}>" for kind in ("paraphrase", "counterfactual"))
-    return "\n".join((text, *written))
-
-
-def _flat(text: Any) -> str:
-    return " ".join(str(text).split()).rstrip(".")
+    return "\n".join((f"Candidate {candidate.number}: {reasons}", *written))

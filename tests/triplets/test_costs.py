@@ -57,7 +57,7 @@ def test_an_account_knows_each_model_and_kind():
         ("gpt-5-nano", "generator"): pytest.approx(0.5),
         ("unheard-of", "critic"): None,
     }
-    assert account.cost == pytest.approx(3.05) and account.rows[1]["estimated"] == 1
+    assert account.cost == pytest.approx(3.05) and account.rows[1]["estimated"] == 2
     entry = {"key": "k", "model": "x", "kind": "critic", "usage": stated_usage(None, [], "")}
     assert (Account().cost, Account().add(entry).cost) == (0, None)
 
