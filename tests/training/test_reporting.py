@@ -90,7 +90,7 @@ def test_weights_and_biases_offline(tmp_path, monkeypatch):
         if record["type"] == "config":
             config.update(record["config"]["update"])
     assert config["method"] == "tip" and config["dataset_name"] == "some triplets"
-    assert config["method_card"]["Ranked by"].startswith("Uncertain or in disagreement")
+    assert config["method_card"]["Ranked by"].startswith("How unsure the student is, or how far from the teacher: ")
     rows = [record["history"]["item"] for record in records if record["type"] == "history"]
     # Rows that TRL writes to time its own functions are left out.
     rows = [row for row in rows if not any(name.startswith("profiling/") for name in row)]

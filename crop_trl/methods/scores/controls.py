@@ -7,7 +7,7 @@ from ..context import SelectionContext, Signals
 
 
 def random_score(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
-    """Uniform scores, drawn for row i of the global batch from a generator of (seed + step, i)."""
+    """By chance: uniform scores, drawn for row i of the global batch from a generator of (seed + step, i)."""
     width = ctx.loss_mask.size(1)
     draws = [np.random.default_rng([ctx.settings.seed + ctx.step, row]).random(width) for row in ctx.rows.tolist()]
     return torch.from_numpy(np.stack(draws)).to(ctx.loss_mask.device) if draws else ctx.loss_mask.double()

@@ -21,7 +21,7 @@ def _soft_or(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def entropy_score(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
-    """Student entropy over its K entries, normalised over the batch."""
+    """How unsure the student is: its entropy over K entries, normalised over the batch."""
     return _normalized(topk_entropy(signals["student/original"]), "student_entropy", ctx)
 
 
@@ -31,18 +31,21 @@ def _normalized_forward_kl(signals: Signals, ctx: SelectionContext) -> torch.Ten
 
 
 def tip_score(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
-    """Uncertain or in disagreement: soft-OR of normalised entropy and normalised KL(teacher || student)."""
+    """How unsure the student is, or how far from the teacher: soft-OR of normalised entropy and normalised
+    KL(teacher || student)."""
     return _soft_or(entropy_score(signals, ctx), _normalized_forward_kl(signals, ctx))
 
 
 def ta_opd_score(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
-    """In disagreement and teachable: normalised KL times the normalised teacher mass on ids that both returned."""
+    """How far the student is from a teacher whose likeliest tokens it expects too: normalised KL times the normalised
+    teacher mass on ids that both returned."""
     overlap = topk_overlap_mass(signals["teacher/original"], signals["student/original"])
     return _normalized_forward_kl(signals, ctx) * _normalized(overlap, "overlap_mass", ctx)
 
 
 def crop_entropy_score(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
-    """Relevant or uncertain: soft-OR of normalised entropy and normalised CROP margin."""
+    """How unsure the student is, or how much the token depends on the problem, as in `crop`: soft-OR of normalised
+    entropy and normalised CROP margin."""
     return _soft_or(entropy_score(signals, ctx), _normalized(crop_score(signals, ctx), "crop_margin", ctx))
 
 
@@ -73,7 +76,7 @@ def overlap_weight(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
 
 
 def likely_responses(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
-    """All responses but the share `dropped` that the teacher finds least likely, by the mean over their tokens.
+    """All responses but those that the teacher finds least likely: the share `dropped`, by the mean over their tokens.
 
     FiRe-OPD (arXiv 2606.02684), `dp_actor.py` of YuYingLi0/FiRe-OPD. There the quantile is that of a micro-batch on one
     process; here of the batch of all processes."""

@@ -16,7 +16,7 @@ def last_score(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
 
 
 def first_tokens(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
-    """The first `tokens` tokens of each response.
+    """The beginning of each response, whatever the budget: its first `tokens` tokens.
 
     ESR (arXiv 2605.27028), section 4. There no more than these are sampled, which `max_completion_length` does as well;
     here the whole response is, and they alone are kept."""

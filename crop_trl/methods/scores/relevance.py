@@ -30,34 +30,34 @@ def _mean_of_present(values: torch.Tensor, present: torch.Tensor) -> torch.Tenso
 
 
 def semantic_divergence(signals: Signals, ctx: SelectionContext, scorer: str = "teacher") -> torch.Tensor:
-    """How far a changed condition moves the distribution: JSD(P_o, P_c), the mean over several counterfactuals."""
+    """How far a changed condition moves the prediction: JSD(P_o, P_c), the mean over several counterfactuals."""
     value = _mean_of_present(*_divergences(signals, scorer, "counterfactual"))
     ctx.measures["semantic_divergence"] = value
     return value
 
 
 def surface_divergence(signals: Signals, ctx: SelectionContext, scorer: str = "teacher") -> torch.Tensor:
-    """How far mere rewording moves the distribution: JSD(P_o, P_p), the mean over several paraphrases."""
+    """How far mere rewording moves the prediction: JSD(P_o, P_p), the mean over several paraphrases."""
     value = _mean_of_present(*_divergences(signals, scorer, "paraphrase"))
     ctx.measures["surface_divergence"] = value
     return value
 
 
 def crop_score(signals: Signals, ctx: SelectionContext, scorer: str = "teacher") -> torch.Tensor:
-    """How much further a changed condition moves the distribution than a paraphrase does: JSD(P_o, P_c) - JSD(P_o,
-    P_p).
+    """How much further a changed condition moves the prediction than a paraphrase does: JSD(P_o, P_c) - JSD(P_o, P_p).
 
     Equation "crop-score" of the paper; the mean over several counterfactuals."""
     return semantic_divergence(signals, ctx, scorer) - surface_divergence(signals, ctx, scorer)
 
 
 def crop_student_score(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
-    """The CROP margin, from the rollout-time student's distributions instead of the teacher's."""
+    """As in `crop`, but how far the student's own prediction moves: the CROP margin of the student that sampled."""
     return crop_score(signals, ctx, scorer="student")
 
 
 def crop_max_score(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
-    """The largest CROP margin over several counterfactuals: depending on any one of the conditions counts."""
+    """As in `crop`, by the counterfactual that moves the prediction furthest: the largest margin, so that depending on
+    any one of the conditions counts."""
     values, present = _divergences(signals, "teacher", "counterfactual")
     largest = torch.where(present, values, torch.full_like(values, float("-inf"))).amax(0)
     ctx.measures["semantic_divergence"] = largest
@@ -65,12 +65,12 @@ def crop_max_score(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
 
 
 def reversed_crop_score(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
-    """The CROP margin turned round: what depends least on the problem."""
+    """What depends least on the problem: the CROP margin with its sign reversed."""
     return -crop_score(signals, ctx)
 
 
 def negative_surface_divergence(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
-    """The paraphrase term alone: the most stable tokens first."""
+    """What a paraphrase moves least: the paraphrase term of the CROP margin alone."""
     return -surface_divergence(signals, ctx)
 
 
@@ -100,5 +100,5 @@ def contrastive_target(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
 
 
 def contrast_score(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
-    """How much more likely the token is after its own prompt than after unrelated ones; lambda 1.0 by default."""
+    """How much likelier the token is after its own prompt than after unrelated ones: lambda is 1.0 by default."""
     return _contrast(signals, ctx, own_lambda=1.0)
