@@ -1,23 +1,19 @@
 """Settings for every test."""
 
-import functools
 import gc
-import importlib.metadata
 import os
 import signal
 import sys
 
 from hypothesis import HealthCheck, settings
 
+import crop_trl.commands  # noqa: F401  # which reads metadata of packages once
+
 # Two workers share two cores; more threads than cores would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
-# Accelerate reads the metadata of some packages dozens of times in each step, and they stay as they are.
-importlib.metadata.metadata = functools.cache(importlib.metadata.metadata)
-importlib.metadata.version = functools.cache(importlib.metadata.version)
 
 # No example may be too slow for a busy machine.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -1,5 +1,6 @@
 """Small random models, a tokenizer and triplets for the tests: everything here is made on the spot, in milliseconds."""
 
+import functools
 import random
 
 import torch
@@ -71,6 +72,7 @@ def make_model(
     return Qwen3ForCausalLM(config)
 
 
+@functools.cache
 def make_rows(n: int, seed: int = 0, conversational: bool = True) -> Dataset:
     rng = random.Random(seed)
 

@@ -1,9 +1,14 @@
 """The programs: `crop-trl NAME ...`, or `python -m crop_trl.commands.NAME ...`."""
 
+import functools
 import gc
+import importlib.metadata
 
 # Loaded modules stay: to look for garbage at every 700 objects of theirs takes as long as loading them.
 gc.set_threshold(50_000, 20, 20)
+# Accelerate reads the metadata of some packages from their files dozens of times in each step.
+importlib.metadata.metadata = functools.cache(importlib.metadata.metadata)
+importlib.metadata.version = functools.cache(importlib.metadata.version)
 
 COMMANDS = {
     "triplets": "make, check and review original-paraphrase-counterfactual triplets",

@@ -9,7 +9,7 @@ import sys
 from itertools import groupby
 from pathlib import Path
 
-import crop_trl.commands  # which looks for garbage less often
+import crop_trl.commands  # which looks for garbage less often and reads metadata of packages once
 import crop_trl.runs  # noqa: F401
 
 if __name__ == "__main__":
