@@ -19,7 +19,7 @@ except ImportError as error:
 
 from ..retries import Stopped, Transient, Waiting, retry_after, retrying
 from ..text import Redactor
-from .settings import TripletSettings
+from .settings import KEY, TripletSettings
 
 MODES = ("json_schema", "json_object", "text")
 ACCOUNT_CODES = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
@@ -185,8 +185,8 @@ class Client:
             return RequestFailed("http_403", text)  # the key is good: some gateways turn single requests down so
         if status in (401, 403):
             return EndpointError(
-                f"The endpoint {self.settings.endpoint} refuses the key in {self.settings.key_variable} "
-                f"(HTTP {status}: {text}); export a valid one."
+                f"The endpoint {self.settings.endpoint} refuses the key in ${KEY} (HTTP {status}: {text}); export a "
+                "valid one."
             )
         if status == 404:
             return EndpointError(

@@ -17,7 +17,6 @@ from typing import Any
 from .. import files
 from .settings import TripletSettings
 
-HEADER = {"ledger_format": 1}
 LONGEST_ENTRY = 64_000  # bytes that the disk must have for each request in flight
 
 
@@ -44,11 +43,8 @@ class Ledger:
 
         with ExitStack() as opened:
             opened.enter_context(files.alone_in(f"{self.path}.lock", f"`output` {str(self.path.parent)!r}"))
-            self._check_header()
             self._store = files.JsonlStore(self.path, found)
             opened.callback(self._store.close)
-            if not self._store.size:
-                self._store.append([HEADER])
             self._writer = opened.enter_context(ThreadPoolExecutor(1, thread_name_prefix="ledger"))
             self._opened = opened.pop_all()
 
@@ -100,16 +96,6 @@ class Ledger:
                 f"The disk of {self.path} has only {free / 1e6:.1f} MB left, too little for the answers of {requests} "
                 "requests in flight; make room and run again."
             )
-
-    def _check_header(self) -> None:
-        """Refuse a file of somebody else before a line of it is touched; the header itself may be half written."""
-        if self.path.exists():
-            header = json.dumps(HEADER, separators=(",", ":")).encode() + b"\n"
-            with open(self.path, "rb") as file:
-                if not header.startswith(file.readline(100)):
-                    raise ValueError(
-                        f"{self.path} is not a ledger of this program; move it away or give another `output`."
-                    )
 
 
 class Known:

@@ -16,17 +16,12 @@ from .costs import given_prices
 ENGINES = ("vllm", "transformers")
 OPENAI_URL = "https://api.openai.com/v1"
 RESPONSE_FORMATS = ("auto", "json_schema", "json_object", "text")
-# What a request holds in any case, and what to do instead of putting it into `extra_body`.
-OWN_FIELDS = {
-    "model": "give `model`",
-    "messages": "they are made of `templates` and the problem",
-    "response_format": "give `response_format`",
-    "temperature": "give `temperature`",
-    "reasoning_effort": "give `reasoning_effort`",
-    "max_completion_tokens": "give `max_completion_tokens`",
-    "n": "one answer is read a request; give `candidates`",
-    "stream": "answers are taken whole",
-}
+KEY = "OPENAI_API_KEY"
+# What has settings of its own, or would change how many answers come and in what form.
+OWN_FIELDS = (
+    *("model", "messages", "response_format", "temperature", "reasoning_effort", "max_completion_tokens"),
+    *("n", "stream"),
+)
 
 
 def _option(default: Any, help: str, repr: bool = True, **more: Any) -> Any:
@@ -71,8 +66,6 @@ class TripletSettings:
     base_url: str | None = _option(
         None, "An OpenAI-compatible endpoint, up to and including /v1. Default: $OPENAI_BASE_URL, or OpenAI."
     )
-    # Not shown: somebody may have given the key itself.
-    api_key_env: str = _option("OPENAI_API_KEY", "Name of the environment variable that holds the API key.", repr=False)
     response_format: str = _option(
         "auto",
         "How JSON is asked for: json_schema, json_object or text. auto: the first one the endpoint takes.",
@@ -157,8 +150,8 @@ class TripletSettings:
         # Whatever stands in a URL ends up in logs and in the run's files.
         if url.username or url.password or url.query:
             raise ValueError(
-                "`base_url` must not carry a user name, password or query string; put the key into "
-                f"{self.key_variable} and give the bare address."
+                f"`base_url` must not carry a user name, password or query string; put the key into ${KEY} and give "
+                "the bare address."
             )
         _require(
             self.engine or reachable, "base_url", self.endpoint, "give an address such as http://127.0.0.1:8000/v1"
@@ -178,27 +171,16 @@ class TripletSettings:
         """The address that requests go to, or the name of the engine."""
         return self.engine or self.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
 
-    @property
-    def key_variable(self) -> str:
-        """Where the key is, for messages. A name that is not set is not shown: it may be the key."""
-        shown = self.api_key_env == "OPENAI_API_KEY" or self.api_key_env in os.environ
-        return f"${self.api_key_env}" if shown else "an environment variable"
-
     def api_key(self) -> str:
         """The key from the environment; a placeholder for endpoints other than OpenAI's, which may not want one."""
-        if not self.key_variable.startswith("$"):
-            raise ValueError(
-                "`api_key_env` names no environment variable that is set; export your API key, and give the name under "
-                "which you did (not the key itself), or leave it out for a server that wants none."
-            )
-        key = os.environ.get(self.api_key_env, "").strip()
+        key = os.environ.get(KEY, "").strip()
         if not all("!" <= character <= "~" for character in key):
             raise ValueError(
-                f"{self.key_variable} holds something that no key has, such as a space, a line end or a quotation mark "
-                "from a text program; export the bare key."
+                f"${KEY} holds something that no key has, such as a space, a line end or a quotation mark from a text "
+                "program; export the bare key."
             )
         if not key and self.endpoint.rstrip("/") == OPENAI_URL:
-            raise ValueError(f"{self.key_variable} is not set; export your API key under that name and run again.")
+            raise ValueError(f"${KEY} is not set; export your API key under that name and run again.")
         return key or "no-key"
 
     def secrets(self) -> list[str]:
@@ -218,7 +200,7 @@ class TripletSettings:
         fields = json_object("extra_body", self.extra_body, '{"top_p": 0.9}')
         for name in fields:
             if name in OWN_FIELDS:
-                raise ValueError(f"`extra_body` may not hold {name!r}; {OWN_FIELDS[name]}.")
+                raise ValueError(f"`extra_body` may not hold {name!r}; take it out, or give the setting of that name.")
         return fields
 
     def engine_fields(self) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """The problems that triplets are made of: reading them, taking wrappers off, screening."""
 
-import os.path
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
@@ -21,7 +20,6 @@ DAPO_TEMPLATE = (
 )
 KNOWN_WRAPPERS = (DEFAULT_PROMPT_TEMPLATE, DAPO_TEMPLATE)
 _COLUMNS = ("problem", "id", "answer")
-SHORTEST_WRAPPER = 30  # characters that every problem begins or ends with, before they are taken for a wrapper
 
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # Unicode category Cc without tab and newline
@@ -80,7 +78,7 @@ def read_problems(settings: TripletSettings, domain: Domain) -> ProblemSet:
                 f"`{setting}` {column!r} is in no row of `input` ({_columns(rows[0])}); name one, or none."
             )
     problems = [_problem(number, row, settings, wrappers, domain) for number, row in enumerate(rows)]
-    problem_set = ProblemSet(problems, notes=_common_text_notes(problems))
+    problem_set = ProblemSet(problems)
     _find_duplicates(problem_set, settings.deduplicate, domain)
     # Copies of a row, as DAPO-Math-17k is published with, are left out before.
     twice = [id for id, count in Counter(problem.id for problem in problem_set.problems).items() if count > 1]
@@ -151,20 +149,6 @@ def _text(value: Any) -> str | None:
         turns = [m.get("content") for m in value if isinstance(m, Mapping) and m.get("role") == "user"]
         value = turns[-1] if turns else None
     return value if isinstance(value, str) else None
-
-
-def _common_text_notes(problems: list[Problem]) -> list[str]:
-    texts = [problem.text for problem in problems if not problem.excluded]
-    if len(set(texts)) < 20:
-        return []
-    start = os.path.commonprefix(texts)
-    end = os.path.commonprefix([text[::-1] for text in texts])[::-1]
-    return [
-        f"Every problem {where} with {common!r}: if that is a wrapper and not part of the problem, give it as "
-        "`input_template`."
-        for where, common in (("begins", start), ("ends", end))
-        if len(common) >= SHORTEST_WRAPPER
-    ]
 
 
 def duplicates_line(duplicates: Mapping[str, Any]) -> str:

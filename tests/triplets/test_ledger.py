@@ -42,7 +42,7 @@ def test_every_length_of_a_half_written_line_is_recovered(tmp_path):
         path.write_bytes(whole[:length])
         with Ledger(path) as ledger:
             # A line that lacks only its end is a whole answer and stays.
-            assert len(ledger) == sum(length >= end for end in ends[1:])
+            assert len(ledger) == sum(length >= end for end in ends)
             assert (ledger.spoiled[0] > 0) == (length not in (0, *ends, *(end + 1 for end in ends)))
         if length % 8:
             continue
@@ -55,20 +55,11 @@ def test_a_spoiled_line_in_the_middle_costs_only_itself(tmp_path):
     path = tmp_path / "ledger.jsonl"
     fill(path, 3)
     lines = path.read_bytes().split(b"\n")
-    lines[2] = b"\0" * 20
+    lines[1] = b"\0" * 20
     path.write_bytes(b"\n".join(lines))
     with Ledger(path) as ledger:
         assert len(ledger) == 2 and ledger.spoiled == (0, 1)
         assert ledger.get("k2")["text"].endswith(" 2")
-
-
-def test_a_foreign_file_is_left_alone(tmp_path):
-    path = tmp_path / "ledger.jsonl"
-    for content in (b'{"a": 1}\n', b"precious, without a line end"):
-        path.write_bytes(content)
-        with pytest.raises(ValueError, match="not a ledger"):
-            Ledger(path)
-        assert path.read_bytes() == content
 
 
 def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path):
@@ -110,7 +101,7 @@ def test_a_full_disk_stops_without_spoiling_the_file(tmp_path, monkeypatch):
             await ledger.append({"key": "c"})
 
     asyncio.run(work())
-    assert [json.loads(line).get("key") for line in path.read_text().splitlines()] == [None, "a", "c"]
+    assert [json.loads(line).get("key") for line in path.read_text().splitlines()] == ["a", "c"]
 
 
 def test_an_append_is_on_disk_when_it_returns(tmp_path, monkeypatch):
