@@ -119,13 +119,11 @@ def asked_otherwise(asked: Mapping[str, Any], trained: Mapping[str, Any]) -> lis
 
 def check_pass_k(pass_k: Sequence[int], benchmarks: Sequence[Benchmark]) -> None:
     """Raise `ValueError` for a k that is below 1 or above a benchmark's number of samples."""
-    for benchmark in benchmarks:
+    for name, most in ((benchmark.name, benchmark.samples) for benchmark in benchmarks):
         for k in pass_k:
-            if not 1 <= k <= benchmark.samples:
-                raise ValueError(
-                    f"`--pass_k` is {k}, and {benchmark.name} has {benchmark.samples} samples per problem: choose 1 to "
-                    f"{benchmark.samples}, or draw more with `--samples`."
-                )
+            if not 1 <= k <= most:
+                what = f"`--pass_k` is {k}, and {name} has {most} samples per problem"
+                raise ValueError(f"{what}: choose 1 to {most}, or draw more with `--samples`.")
 
 
 def generate(plan: Plan, make_sampler: Callable[[], Sampler]) -> None:
@@ -198,8 +196,12 @@ def score(
 
 
 AVERAGES = ("clean", "whole")
-# What grading again keeps of a run's results.
-_KEPT = ("asked_in_training", "label", "setting", "training")
+
+
+def _described(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """How a run asked, as its results say it."""
+    described = {name: asked[name] for name in ("model", "sampler", "prompt_template")}
+    return {**described, "decoding": {name: asked[name] for name in asdict(DecodingSettings())}}
 
 
 def averaged(names: Sequence[str], average: str = "clean") -> list[str]:
@@ -217,70 +219,53 @@ def average_of(results: Mapping[str, Any]) -> str:
 
 def evaluate(plan: Plan, pass_k: Sequence[int] = (), average: str = "clean") -> dict[str, Any]:
     """Grade the generations of a run and write `results.json`, beside what the same model came to before."""
-    results: dict[str, Any] = {
-        "model": plan.model,
-        "sampler": plan.sampler,
-        "prompt_template": plan.template,
-        "decoding": asdict(plan.decoding),
-        "asked_in_training": plan.asked_in_training,
-        **plan.labels,
-        "benchmarks": {},
-    }
-    if (plan.output / "results.json").is_file():
-        stored = load_results(plan.output)
-        if all(stored.get(name) == results[name] for name in ("model", "sampler", "prompt_template", "decoding")):
-            results["benchmarks"] = stored["benchmarks"]
-    for benchmark in plan.benchmarks:
-        results["benchmarks"][benchmark.name] = score(benchmark, plan.store(benchmark).read(), pass_k)
-    return finish(results, plan.output, average)
+    described, stored = _described(plan.asked()), stored_results(plan.output)
+    same = bool(stored) and all(stored.get(name) == value for name, value in described.items())
+    known = stored["benchmarks"] if same else {}
+    results = {**described, "asked_in_training": plan.asked_in_training, **plan.labels}
+    return _graded(results, known, plan.output, plan.benchmarks, pass_k, average)
 
 
-def finish(results: dict[str, Any], output: Path, average: str) -> dict[str, Any]:
-    """Add Avg. and write `results.json`."""
+def _graded(results: dict[str, Any], known: dict, output: Path, benchmarks, pass_k, average: str) -> dict[str, Any]:
+    """Score benchmarks, add Avg. over them and those `known`, and write `results.json`."""
+    results["benchmarks"] = known
+    for benchmark in benchmarks:
+        known[benchmark.name] = score(benchmark, Store(output, benchmark.store).read(), pass_k)
     names = averaged(list(results["benchmarks"]), average)
     means = [results["benchmarks"][name]["mean"] for name in names]
     results["averaged"] = names
     results["average"] = float(np.mean(means))
     intervals = [results["benchmarks"][name]["mean_interval"] for name in names]
     results["average_interval"] = average_interval(means, intervals)
-    Path(output).mkdir(parents=True, exist_ok=True)
-    write_json(Path(output) / "results.json", results)
+    output.mkdir(parents=True, exist_ok=True)
+    write_json(output / "results.json", results)
     return results
 
 
 def regrade(
-    output: str | Path, benchmarks: Sequence[Benchmark] = (), pass_k: Sequence[int] = (), average: str | None = None
+    output: str | Path, benchmarks: Sequence[Benchmark], pass_k: Sequence[int] = (), average: str | None = None
 ) -> dict[str, Any]:
     """Grade a finished run again, without a model: after a change of answers, say, or for a clean subset."""
     folder = Path(output)
     names = stored_names(folder)
-    check_pass_k(pass_k, benchmarks or stored_benchmarks(folder))
+    check_pass_k(pass_k, benchmarks)
     if not names:
         raise FileNotFoundError(
             f"`--regrade` {str(output)!r} holds no generations; give the --output of a finished run."
         )
-    stored = load_results(folder) if (folder / "results.json").is_file() else {}
-    settings = Store(folder, names[0]).settings()
-    results = {
-        "model": settings["model"],
-        "sampler": settings["sampler"],
-        "prompt_template": settings["prompt_template"],
-        "decoding": {name: settings[name] for name in asdict(DecodingSettings())},
-        **{name: stored[name] for name in _KEPT if name in stored},
-        "benchmarks": {},
-    }
-    for benchmark in benchmarks or stored_benchmarks(folder):
-        store = Store(folder, benchmark.store)
+    for benchmark in benchmarks:
         if benchmark.store not in names:
             raise ValueError(f"{str(folder)!r} holds generations of {', '.join(names)}, none of {benchmark.store!r}.")
-        results["benchmarks"][benchmark.name] = score(benchmark, store.read(), pass_k)
-    return finish(results, folder, average or average_of(stored))
+    stored = stored_results(folder)
+    kept = {name: stored[name] for name in ("asked_in_training", "label", "setting", "training") if name in stored}
+    results = {**_described(Store(folder, names[0]).settings()), **kept}
+    return _graded(results, {}, folder, benchmarks, pass_k, average or average_of(stored))
 
 
 def stored_benchmarks(output: str | Path) -> list[Benchmark]:
     """The benchmarks that a run holds, clean subsets included, with its answers and without problems."""
     folder = Path(output)
-    reported = load_results(folder)["benchmarks"] if (folder / "results.json").is_file() else {}
+    reported = stored_results(folder).get("benchmarks", {})
     found = []
     for name in stored_names(folder):
         whole = _stored_benchmark(folder, name)
@@ -301,6 +286,11 @@ def _stored_benchmark(folder: Path, name: str) -> Benchmark:
         examples.setdefault(generation.id, Example(generation.id, "", generation.gold, unique))
     samples = max((sample for _, sample in generations), default=0) + 1
     return Benchmark(name, tuple(examples.values()), samples, store.settings()["base_seed"], name)
+
+
+def stored_results(run: Path) -> dict[str, Any]:
+    """The results of a run; empty where it has none yet."""
+    return load_results(run) if (run / "results.json").is_file() else {}
 
 
 def load_results(run: str | Path) -> dict[str, Any]:
