@@ -36,7 +36,6 @@ def make_trainer(args, methods: list[str], **more) -> CROPTrainer:
         compile_layers=args.compile and cuda,
         max_steps=len(methods) * (args.warmup + args.repeats),
         use_vllm=args.vllm,
-        vllm_mode="colocate",
         vllm_enable_sleep_mode=cuda,
         vllm_gpu_memory_utilization=args.vllm_memory,
         teacher_placement=args.placement,
@@ -45,7 +44,7 @@ def make_trainer(args, methods: list[str], **more) -> CROPTrainer:
         report_to="none",
         logging_steps=1,
         disable_tqdm=True,
-        **more,
+        **{"vllm_mode": "colocate", **more},
     )
     tokenizer = make_tokenizer()
     student = save_model(make_model(args.student, args.device), tokenizer, f"{folder}/student")
@@ -56,7 +55,7 @@ def make_trainer(args, methods: list[str], **more) -> CROPTrainer:
     trainer = CROPTrainer(
         student, teacher, args=settings, train_dataset=Dataset.from_list(rows), processing_class=tokenizer
     )
-    if args.vllm:
+    if args.vllm and settings.vllm_mode == "colocate":
         given_lengths(trainer.vllm_generation.llm, draw_lengths(args.responses, args.mean, args.longest))
     return trainer
 

@@ -35,7 +35,7 @@ FIXED = {
 
 # Sampling that leaves the student's distribution alone.
 _HARMLESS = (("num_beams", 1), ("renormalize_logits", True), ("renormalize_logits", False), ("use_cache", True))
-_NEUTRAL_SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0, "min_p": None}
+NEUTRAL_SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0, "min_p": None}
 
 # `stop_token_ids`: all ends that student and teacher declare.
 DECLARED = "declared"
@@ -112,7 +112,7 @@ def check_loss(method: str, loss: str, divergence: str) -> None:
 
 def warn_of_sampling(values: Mapping[str, Any]) -> None:
     """Warn where rollouts are not sampled from the student's own distribution."""
-    changed = {name: values[name] for name, same in _NEUTRAL_SAMPLING.items() if values[name] != same}
+    changed = {name: values[name] for name, same in NEUTRAL_SAMPLING.items() if values[name] != same}
     extra = values["generation_kwargs"] if isinstance(values["generation_kwargs"], dict) else {}
     changed |= {name: value for name, value in extra.items() if (name, value) not in _HARMLESS}
     if changed:
@@ -252,7 +252,7 @@ def check_graphs(values: Mapping[str, Any]) -> None:
     """`use_cuda_graphs` is in place of an engine, and draws with a temperature alone."""
     if values["use_vllm"] or values["generation_kwargs"]:
         raise ValueError("`use_cuda_graphs` goes with neither `use_vllm` nor `generation_kwargs`; leave one out.")
-    for name, same in _NEUTRAL_SAMPLING.items():
+    for name, same in NEUTRAL_SAMPLING.items():
         if name != "temperature" and values[name] != same:
             raise ValueError(f"`use_cuda_graphs` samples with `temperature` alone; set `{name}` to {same!r}.")
 

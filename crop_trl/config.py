@@ -203,6 +203,12 @@ class CROPConfig(GRPOConfig):
         "Let teachers read each response as soon as the engine has finished it, while others are still written. Needs "
         "`use_vllm` and teachers that share no card with the engine, as those on servers.",
     )
+    rollout_ahead: int = option(
+        0,
+        "1: an engine on cards of its own (`vllm_mode` server) samples the next batch while this one is scored and "
+        "trained, so with the weights of the step before; the ratio divides by the engine's log-probabilities. 0, as "
+        "in the paper: each batch is sampled with the weights that it trains.",
+    )
     compile_layers: bool = option(
         False,
         "Compile the decoder layers of student and local teacher, and with `use_cuda_graphs` the sampling of a token; "
@@ -301,8 +307,8 @@ class CROPConfig(GRPOConfig):
 
     @property
     def on_policy(self) -> bool:
-        """Whether each batch of rollouts feeds one update, whose student is then the one that sampled them."""
-        return self.steps_per_rollout_batch == 1
+        """Whether each batch of rollouts feeds one update, whose student is the one that sampled them."""
+        return self.steps_per_rollout_batch == 1 and not self.rollout_ahead
 
     @property
     def selection_settings(self) -> SelectionSettings:
@@ -345,4 +351,6 @@ class CROPConfig(GRPOConfig):
                 checks.check_init_kwargs("teacher_init_kwargs", one.teacher_init_kwargs)
         checks.check_init_kwargs("model_init_kwargs", self.model_init_kwargs)
         checks.check_fixed(vars(self))
+        if self.rollout_ahead not in (0, 1):
+            raise ValueError(f"`rollout_ahead` must be 0 or 1, got {self.rollout_ahead!r}.")
         checks.warn_of_sampling(vars(self))

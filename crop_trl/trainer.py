@@ -29,12 +29,7 @@ from .methods.divergence import target_divergence
 from .models.adapters import is_adapter
 from .models.distributed import gather_ragged
 from .models.graph_sampling import make_sampler
-from .prompts import (
-    STUDENT,
-    TEACHER,
-    prompt_column,
-    prompt_kinds,
-)
+from .prompts import STUDENT, TEACHER, prompt_column, prompt_kinds
 from .scoring import Scorer
 from .scoring.signals import collect_signals
 from .training import data
@@ -65,6 +60,7 @@ from .training.ends import share_ends
 from .training.export import SelectionExport
 from .training.loss import opd_terms, token_count
 from .training.metrics import StepMetrics
+from .training.one_step import OneStep, check_one_step
 from .training.prompt_order import PromptSampler
 from .training.reporting import place_reports, start_reports
 from .training.responses import ScoredResponses
@@ -129,6 +125,7 @@ class CROPTrainer(StepMetrics, Rollouts, WholeCheckpoints, ModelCards, GRPOTrain
         reward_funcs = reward_funcs or no_reward
         check_arguments(model, reward_funcs, args, **kwargs)
         check_ahead(args, teachers, kwargs)
+        check_one_step(args, kwargs)
         trust, revision = args.trust_remote_code, (args.model_init_kwargs or {}).get("revision")
         tokenizer = data.tokenizer_of(model, kwargs.get("processing_class"), "model", trust, revision)
         teachers, ends = connect_teachers(teachers, tokenizer, teacher_processing_class, trust)
@@ -161,6 +158,7 @@ class CROPTrainer(StepMetrics, Rollouts, WholeCheckpoints, ModelCards, GRPOTrain
         self.scorers = make_scorers(self, teachers, ends)
         self._drawn = make_sampler(self.model, args).in_place if args.use_cuda_graphs else nullcontext
         self.ahead = Ahead(self) if args.score_ahead else None
+        self._one_step = OneStep(self).step if args.rollout_ahead else nullcontext
         # The update lays responses out as the student's scoring does.
         self._layout = self.scorers[STUDENT].layout
         row = next(iter(self.train_dataset), None) if args.preflight else None
@@ -238,7 +236,8 @@ class CROPTrainer(StepMetrics, Rollouts, WholeCheckpoints, ModelCards, GRPOTrain
         mode = "train" if training else "eval"
         name = self.args.method if training else _EVALUATION_METHOD
         needs = list(methods.get_method(name).needs)
-        if training and not self.args.on_policy and "student/original" not in needs:
+        reused = self.args.steps_per_rollout_batch > 1
+        if training and reused and "student/original" not in needs:
             needs.append("student/original")
         output = self._rolled_out(inputs, needs)
         started = time.perf_counter()
@@ -259,14 +258,15 @@ class CROPTrainer(StepMetrics, Rollouts, WholeCheckpoints, ModelCards, GRPOTrain
         target = signals[methods.get_method(name).target]
         student = signals.get("student/original")
         student_logprobs = None if student is None else student.sampled_logprobs
+        engine = output.get("sampling_per_token_logps")
         rollout = Rollout(
             scored.prompt_ids,
             scored.completion_ids,
             base_advantages=scored.advantages,
             selection=selection,
-            # On policy those of the update itself serve, with its dropout.
-            old_logprobs=None if self.args.on_policy else student_logprobs,
-            engine_logprobs=output.get("sampling_per_token_logps"),
+            # On policy those of the update itself serve, with its dropout; a step off, the engine alone knows them.
+            old_logprobs=engine if training and self.args.rollout_ahead else student_logprobs if reused else None,
+            engine_logprobs=engine,
             target=target if self.args.distillation_loss == TOPK else None,
         )
         check_finite(rollout, self._sum)

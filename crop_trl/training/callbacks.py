@@ -75,7 +75,8 @@ class EngineGapWatch(TrainerCallback):
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         gap = (logs or {}).get(self.METRIC) or 0.0
-        if gap > self.LIMIT and not self._warned and state.is_world_process_zero:
+        stale = (logs or {}).get("off_policy/staleness")  # the update between is then a part of it
+        if gap > self.LIMIT and not stale and not self._warned and state.is_world_process_zero:
             self._warned = True
             said = f"nats apart on average (`{self.METRIC}` at step {state.global_step}), more than precision explains"
             warnings.warn(f"vLLM and the trainer are {gap:.2f} {said}: do both load the same weights?", stacklevel=2)

@@ -111,6 +111,8 @@ class StepMetrics:
             means.add("clip_ratio/low_mean", low.float())
             means.add("clip_ratio/high_mean", high.float())
             means.add("clip_ratio/region_mean", (low | high).float())
+            if inputs.old_logprobs is not None:
+                means.add("off_policy/ratio", ratio)
         means.add("distillation/gap_kept", old_logprobs - inputs.teacher_logprobs, counted)
         if terms.divergence is None:
             means.add("distillation/advantage", advantages, counted)
@@ -120,7 +122,9 @@ class StepMetrics:
         # 0 where tokens are drawn from the student's own distribution.
         means.add("sampling/logprob_plus_entropy", old_logprobs + entropy, counted)
         if inputs.engine_logprobs is not None:
-            gap = (old_logprobs - inputs.engine_logprobs).abs()
+            # Of the student that is scored: a step off, `old_logprobs` are the engine's own.
+            student = old_logprobs + ratio.log() if self.args.rollout_ahead else old_logprobs
+            gap = (student - inputs.engine_logprobs).abs()
             # The engine knows the sampled end token alone.
             compared = (torch.isfinite(gap) & counted).index_fill(0, inputs.batch.stops, False)
             means.add("sampling/sampling_logp_difference/mean", gap, compared)

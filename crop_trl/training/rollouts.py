@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -82,7 +82,8 @@ class Rollouts:
         return prompts, [teacher_of(row, list(self.teachers)) for row in inputs]
 
     def _generate_single_turn(self, *args, **kwargs):
-        with self._as_scored(), own_distribution(self.model), self._drawn():
+        ahead = self._one_step if self.model.training else nullcontext
+        with ahead(), self._as_scored(), own_distribution(self.model), self._drawn():
             return super()._generate_single_turn(*args, **kwargs)
 
     def _roll_out(self, rollout_func: Callable, prompts: list, trainer) -> Mapping[str, Any]:

@@ -55,7 +55,7 @@ def make_scorers(
             else:
                 found[name] = make_teacher(one, model, own, tokenizer, accelerator, ends.get(name))
     if not args.on_policy and remove_dropout(model) and accelerator.is_main_process:
-        print("Dropout is off: a batch of rollouts feeds several updates, which need the student as it sampled.")
+        print("Dropout is off: updates that are not on policy compare with the student as it sampled.")
     return {**found, STUDENT: student}
 
 

@@ -84,12 +84,15 @@ def check_finite(rollout: Rollout, reduce: Callable[[torch.Tensor], torch.Tensor
     for values in (selection.weights, selection.teacher_advantages):
         if values is not None:
             sound = sound & torch.isfinite(values)
+    if rollout.old_logprobs is not None:
+        sound = sound & torch.isfinite(rollout.old_logprobs[:, : sound.size(1)])
     if rollout.target is not None:
         sound = sound & torch.isfinite(rollout.target.logprobs).all(-1)
     count = int(reduce((selection.mask & ~sound).sum().reshape(1)))
     if count:
-        what = "have a teacher log-probability, weight or advantage that is not finite"
-        raise ValueError(f"{count} tokens to train {what}; load the teacher in bfloat16 (`teacher_init_kwargs`).")
+        what = "have a log-probability, weight or advantage that is not finite"
+        remedy = "load the teacher in bfloat16 (`teacher_init_kwargs`), and an engine too"
+        raise ValueError(f"{count} tokens to train {what}; {remedy}.")
 
 
 def cut_rollout(

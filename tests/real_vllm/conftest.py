@@ -30,6 +30,22 @@ def fp32_models(tmp_path):
     return paths
 
 
+@pytest.fixture(scope="session")
+def models(tmp_path_factory):
+    """Random ones, whose scores have no ties for rounding to settle, in a shape that vLLM knows."""
+    import torch
+    from tiny import make_model, make_tokenizer
+
+    folder = tmp_path_factory.mktemp("models")
+    for seed, name in enumerate(("student", "teacher")):
+        made = make_model(seed)
+        made.config.head_dim = 32
+        torch.manual_seed(seed)
+        type(made)(made.config).save_pretrained(folder / name)
+        make_tokenizer().save_pretrained(folder / name)
+    return str(folder / "student"), str(folder / "teacher")
+
+
 @pytest.fixture
 def loadable_weights(monkeypatch):
     """On a CPU vLLM packs its weights and forgets how to load new ones; this leaves them as they are."""

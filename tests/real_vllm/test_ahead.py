@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-from tiny import make_model, make_rows, make_tokenizer, make_trainer, metric
+from tiny import make_rows, make_tokenizer, make_trainer, metric
 from trainers import given_lengths
 
 from crop_trl import CROPTrainer
@@ -17,18 +17,6 @@ from crop_trl.training.ahead import one_by_one
 from .vllm_server import VllmServer
 
 pytestmark = pytest.mark.vllm
-
-
-@pytest.fixture
-def models(tmp_path):
-    """Random ones, whose scores have no ties for rounding to settle, in a shape that vLLM knows."""
-    for seed, name in enumerate(("student", "teacher")):
-        made = make_model(seed)
-        made.config.head_dim = 32
-        torch.manual_seed(seed)
-        type(made)(made.config).save_pretrained(tmp_path / name)
-        make_tokenizer().save_pretrained(tmp_path / name)
-    return str(tmp_path / "student"), str(tmp_path / "teacher")
 
 
 @pytest.fixture

@@ -1,11 +1,5 @@
 """Rollouts by a vLLM engine: they come from the weights of the step, never from older ones."""
 
-import os
-import signal
-import socket
-import subprocess
-import sys
-
 import pytest
 import torch
 from tiny import make_trainer, metric
@@ -14,6 +8,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from crop_trl import CROPTrainer
 from crop_trl.scoring.local import LocalScorer
 from crop_trl.triplets import load_triplets
+
+from .vllm_server import on_another_card
 
 pytestmark = pytest.mark.vllm
 
@@ -98,40 +94,10 @@ def test_a_changed_weight_changes_the_next_rollout(tmp_path, fp32_models, loadab
     assert (config and config.num_speculative_tokens) == (speculation and 3)
 
 
-def _cards() -> int:
-    """Cards of the machine, whatever this process may see of them."""
-    try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
-    except FileNotFoundError:
-        return 0
-    return listed.count("GPU ")
-
-
 @pytest.mark.gpu
 def test_a_changed_weight_changes_the_next_rollout_of_a_server(tmp_path, fp32_models):
-    """Run with `CUDA_VISIBLE_DEVICES=0`: the engine takes card 1, and weights travel between the two.
-
-    Where NCCL lets processes share a card (see README.md; vLLM loads `VLLM_NCCL_SO_PATH`), one is enough.
-    """
-    pytest.importorskip("vllm")
-    shared = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
-    if _cards() < (1 if shared else 2) or torch.cuda.device_count() != 1:
-        pytest.skip("needs two cards, of which this process sees the first: CUDA_VISIBLE_DEVICES=0")
-    card = "0" if shared else "1"
     student, teacher = fp32_models
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "trl.scripts.vllm_serve", "--model", student, "--port", str(port)]
-    command += ["--gpu_memory_utilization", "0.2", "--max_model_len", "160"]
-    with open(tmp_path / "server.log", "w") as log:
-        engine = subprocess.Popen(
-            command, stdout=log, stderr=log, env={**os.environ, "CUDA_VISIBLE_DEVICES": card}, start_new_session=True
-        )
-    try:
-        address = {"vllm_server_host": "127.0.0.1", "vllm_server_port": port, "vllm_server_timeout": 300}
-        trainer = train(tmp_path, student, teacher, vllm_mode="server", **address)
+    patience = {"vllm_server_timeout": 300}
+    with on_another_card(tmp_path / "server.log", student, "--max_model_len", "160") as address:
+        trainer = train(tmp_path, student, teacher, vllm_mode="server", vllm_server_base_url=address, **patience)
         check_freshness(trainer, student)
-    finally:
-        os.killpg(engine.pid, signal.SIGKILL)
-        engine.wait()

@@ -6,9 +6,18 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
+import torch
 import urllib3
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 class VllmServer:
@@ -16,9 +25,7 @@ class VllmServer:
 
     def __init__(self, log, model: str, *options: str):
         self.log, self.model, self.options = log, model, options
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}/v1"
         self.start()
 
@@ -52,3 +59,36 @@ class VllmServer:
         """-9 to the server and its engine, as a machine that dies would."""
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+
+def _cards() -> int:
+    """Cards of the machine, whatever this process may see of them."""
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
+    except FileNotFoundError:
+        return 0
+    return listed.count("GPU ")
+
+
+@contextmanager
+def on_another_card(log, model: str, *options: str) -> Iterator[str]:
+    """
+    The address of a server that takes weights over NCCL: it has card 1, and this process sees the first alone
+    (`CUDA_VISIBLE_DEVICES=0`). Where NCCL lets processes share a card (see README.md; vLLM loads `VLLM_NCCL_SO_PATH`),
+    one is enough.
+    """
+    pytest.importorskip("vllm")
+    shared = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    if _cards() < (1 if shared else 2) or torch.cuda.device_count() != 1:
+        pytest.skip("needs two cards, of which this process sees the first: CUDA_VISIBLE_DEVICES=0")
+    port = _free_port()
+    command = [sys.executable, "-m", "trl.scripts.vllm_serve", "--model", model, "--port", str(port)]
+    command += ["--gpu_memory_utilization", "0.2", *options]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "0" if shared else "1"}
+    with open(log, "w") as out:
+        engine = subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        os.killpg(engine.pid, signal.SIGKILL)
+        engine.wait()
