@@ -153,13 +153,6 @@ def _sums(
     return _Sums(kept, hits, positive.sum(-1).numpy(), np.array(average))
 
 
-def first_counterfactuals(bank: RolloutBank, count: int) -> RolloutBank:
-    """The bank as if it had been sampled with so many counterfactuals."""
-    lists = bank.signals.lists.items()
-    cut = {name: parts[:count] if split_signal(name)[1] == "counterfactual" else parts for name, parts in lists}
-    return replace(bank, signals=Signals(cut))
-
-
 def bench(
     bank: RolloutBank,
     labelled: LabelledResponses,
@@ -171,10 +164,12 @@ def bench(
     """A row for every method, number of counterfactuals, budget and group of responses, with intervals."""
     found: list[tuple[str, int | None, _Sums]] = []
     for name in bank.choosing_methods():
-        reads_some = any(split_signal(need)[1] == "counterfactual" for need in get_method(name).needs)
-        for count in counterfactuals if reads_some else [None]:
-            seen = bank if count is None else first_counterfactuals(bank, count)
-            selection = seen.select(name, settings)
+        changed = [need for need in get_method(name).needs if split_signal(need)[1] == "counterfactual"]
+        for count in counterfactuals if changed else [None]:
+            # As if it had been sampled with so many counterfactuals; `None`: the method reads none.
+            lists = bank.signals.lists
+            cut = {need: parts[:count] if need in changed else parts for need, parts in lists.items()}
+            selection = replace(bank, signals=Signals(cut)).select(name, settings)
             found.append((name, count, _sums(selection.scores, selection.mask, labelled, settings, budgets)))
     right = labelled.labels == POSITIVE
     found.append((CEILING, None, _sums(right.float(), right, labelled, settings, budgets)))

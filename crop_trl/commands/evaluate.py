@@ -186,12 +186,12 @@ def compare(args: argparse.Namespace) -> None:
             raise ValueError(f"`--compare` has two runs named {name!r}; name them, as in NAME=DIR.")
         runs[name] = results
     average = args.average or run.average_of(given[0][2])
-    text = tables.comparison_markdown(settings, args.reference, average)
+    compared = {setting: tables.comparison(runs, args.reference, average) for setting, runs in settings.items()}
+    text = tables.comparison_markdown(settings, compared, average)
     if args.output:
         folder = Path(args.output)
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "comparison.md", text)
-        compared = {setting: tables.comparison(runs, args.reference, average) for setting, runs in settings.items()}
         # One setting, as most have, needs no name.
         write_json(folder / "comparison.json", compared if len(compared) > 1 else next(iter(compared.values())))
     print(text)

@@ -268,24 +268,19 @@ def stored_benchmarks(output: str | Path) -> list[Benchmark]:
     reported = stored_results(folder).get("benchmarks", {})
     found = []
     for name in stored_names(folder):
-        whole = _stored_benchmark(folder, name)
+        store, examples = Store(folder, name), {}
+        generations = store.read()
+        for generation in generations.values():
+            unique = generation.id if generation.id.startswith("test/") else None
+            examples.setdefault(generation.id, Example(generation.id, "", generation.gold, unique))
+        samples = max((sample for _, sample in generations), default=0) + 1
+        whole = Benchmark(name, tuple(examples.values()), samples, store.settings()["base_seed"], name)
         if name in reported or name + CLEAN not in reported:
             found.append(whole)
         if name + CLEAN in reported:
             ids = {example.id for example in whole.examples}
             found.append(without(whole, ids - set(reported[name + CLEAN]["verdicts"])))
     return found
-
-
-def _stored_benchmark(folder: Path, name: str) -> Benchmark:
-    store = Store(folder, name)
-    generations = store.read()
-    examples: dict[str, Example] = {}
-    for generation in generations.values():
-        unique = generation.id if generation.id.startswith("test/") else None
-        examples.setdefault(generation.id, Example(generation.id, "", generation.gold, unique))
-    samples = max((sample for _, sample in generations), default=0) + 1
-    return Benchmark(name, tuple(examples.values()), samples, store.settings()["base_seed"], name)
 
 
 def stored_results(run: Path) -> dict[str, Any]:

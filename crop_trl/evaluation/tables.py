@@ -231,10 +231,10 @@ def comparison(runs: Mapping[str, Results], reference: str | None = None, averag
 
 
 def comparison_markdown(
-    settings: Mapping[str | None, Mapping[str, Results]], reference: str | None = None, average: str = "clean"
+    settings: Mapping[str | None, Mapping[str, Results]], compared: Mapping[str | None, Mapping], average: str = "clean"
 ) -> str:
-    """The main table over all settings; then for each setting (to its runs by name) differences and diagnostics."""
-    compared = {setting: comparison(runs, reference, average) for setting, runs in settings.items()}
+    """The main table over all settings; then for each setting (to its runs by name) differences and diagnostics;
+    `compared` has the [`comparison`] of each."""
     named = [
         {**results, "label": name, "setting": setting}
         for setting, runs in settings.items()

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from importlib.metadata import version
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 from typing import Any
 
 from accelerate.utils import is_peft_model
@@ -50,14 +50,9 @@ _PACKAGES = ("trl", "transformers", "torch", "datasets", "tokenizers")
 
 def public_name(name: Any) -> Any:
     """A name for others to read: of an absolute path the last part, since the rest tells only where a user keeps it."""
-    if isinstance(name, os.PathLike):
-        name = os.fspath(name)
-    if not isinstance(name, str):
-        return masked(name)
-    for kind in (PurePosixPath, PureWindowsPath):
-        if kind(name).is_absolute() or name.startswith("~"):
-            return kind(name).name
-    return masked(name)
+    name = os.fspath(name) if isinstance(name, os.PathLike) else name
+    is_path = isinstance(name, str) and (os.path.isabs(name) or name.startswith("~"))
+    return Path(name).name if is_path else masked(name)
 
 
 def hub_name(name: Any) -> str | None:

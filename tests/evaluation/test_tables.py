@@ -4,7 +4,7 @@ import pytest
 from paper import BENCHMARKS, PRINTED, results
 
 from crop_trl.evaluation.run import average_of, averaged
-from crop_trl.evaluation.tables import bold_maxima, comparison_markdown, main_table, percent
+from crop_trl.evaluation.tables import bold_maxima, comparison, comparison_markdown, main_table, percent
 
 
 def shown(table: str) -> list[list[str]]:
@@ -111,8 +111,9 @@ def test_settings_are_joined_and_compared_each_by_itself():
                 right = round(row["mean"] * row["problems"])
                 row |= {"verdicts": {str(n): [int(n < right)] for n in range(row["problems"])}}
                 row |= {"average_length": None, "format_failures": 0.0, "truncated": 0.0}
-    text = comparison_markdown(settings, "TA-OPD")
+    compared = {setting: comparison(runs, "TA-OPD") for setting, runs in settings.items()}
+    text = comparison_markdown(settings, compared)
     assert text.count("| Setting |") == 1 and "## Differences against TA-OPD (points), setting B" in text
     assert "## Diagnostics, setting A" in text
     with pytest.raises(ValueError, match="`--reference` 'Base' is none of the runs TA-OPD, CROP"):
-        comparison_markdown(settings, "Base")
+        comparison(settings["A"], "Base")

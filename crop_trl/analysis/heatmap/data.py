@@ -139,21 +139,11 @@ def explanation(heatmap: ResponseHeatmap) -> str:
     """How to read the picture, for a person who has never seen one."""
     text = (
         "The model's answer stands below, cut into tokens (words or pieces of words); read it from left to right, line "
-        "by line. "
+        "by line. The coloured bars under each token show its values; where something moves, it is the "
+        f"{heatmap.scorer}'s prediction of the token, when the same answer is read under the counterfactual or the "
+        "paraphrase instead of the original problem. No colour: 0. The most that it can move is 0.69 nats (ln 2)."
     )
-    if GAP in heatmap.rows and MARGIN in heatmap.rows:
-        return text + (
-            "Under each token: how much likelier it is to the student than to the teacher; how much further the "
-            f"{heatmap.scorer}'s prediction of it moves under the counterfactual than under the paraphrase (no colour: "
-            "no change; at most 0.69 nats); and, in dark grey, which methods keep it."
-        )
-    if SEMANTIC not in heatmap.rows or SURFACE not in heatmap.rows:
-        return text + "The coloured bars under each token show its values."
-    return text + (
-        "The coloured bars under each token show how far the "
-        f"{heatmap.scorer}'s prediction of it moves when the same answer is read under the counterfactual or under the "
-        "paraphrase instead of the original problem. No colour: no change. The most there can be is 0.69 nats (ln 2)."
-    )
+    return text + (" In dark grey: which methods keep the token." if heatmap.kept_by else "")
 
 
 def number(value: float) -> str:
