@@ -163,10 +163,8 @@ def compared(bases: Sequence[str], other: str) -> tuple[int, list[tuple[str, boo
 def marked_triplet(
     original: str, paraphrases: Sequence[str], counterfactual: str | None = None
 ) -> tuple[int, list[list[tuple[str, str]]]]:
-    """
-    The texts one after another in pieces, each with its mark: `reworded`, `changed` or none. What the counterfactual no
-    longer says is marked in the text that it is worded after, whose place comes first.
-    """
+    """The texts one after another in pieces, each with its mark: `reworded`, `changed` or none. What the counterfactual
+    no longer says is marked in the text that it is worded after, whose place comes first."""
     # A paraphrase moves numbers about; marked, they would look as if they were new.
     texts = [marked(original, original), *(marked(original, text, ignore_moves=True) for text in paraphrases)]
     if counterfactual is None:

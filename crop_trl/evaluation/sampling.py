@@ -84,10 +84,8 @@ def render(tokenizer, prompt: str | list[dict[str, str]], settings: DecodingSett
 
 
 class TransformersSampler:
-    """
-    Hugging Face generate; `dtype` of the weights is bfloat16 on an accelerator and float32 elsewhere by default.
-    Another thread ends a batch at its next token by setting `stopped`.
-    """
+    """Hugging Face generate; `dtype` of the weights is bfloat16 on an accelerator and float32 elsewhere by default.
+    Another thread ends a batch at its next token by setting `stopped`."""
 
     independent = False
     stopped = False

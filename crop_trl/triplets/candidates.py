@@ -40,10 +40,8 @@ def other_language(original: str, text: str) -> bool:
 def local_violations(
     original: str, paraphrase: str, counterfactual: str, verbatim: Mapping[str, re.Pattern]
 ) -> list[str]:
-    """
-    What is wrong with a complete candidate for a reason that needs no model; any of it prevents acceptance. What the
-    patterns of `verbatim` find must be the same in all three texts.
-    """
+    """What is wrong with a complete candidate for a reason that needs no model; any of it prevents acceptance. What the
+    patterns of `verbatim` find must be the same in all three texts."""
 
     def same(a: str, b: str) -> bool:
         return a.split() == b.split()
@@ -84,10 +82,8 @@ class Candidate:
 
     @property
     def rank(self) -> tuple:
-        """
-        Smaller is better: nothing found here, then overall confidence, then the smaller of the two others, then round
-        and number. The confidence of a rejection counts against a candidate; without an evaluation it is 0.
-        """
+        """Smaller is better: nothing found here, then overall confidence, then the smaller of the two others, then
+        round and number. The confidence of a rejection counts against a candidate; without an evaluation it is 0."""
         overall = parts = 0.0
         if self.evaluation is not None:
             paraphrase, counterfactual, overall = (
@@ -116,10 +112,8 @@ def check_candidate(
     known: set[str],
     domain: Domain,
 ) -> Candidate:
-    """
-    A [`Candidate`] without the wrappers, after every check that needs no model; `known` are the LaTeX commands of the
-    original and of the reply.
-    """
+    """A [`Candidate`] without the wrappers, after every check that needs no model; `known` are the LaTeX commands of
+    the original and of the reply."""
     candidate = Candidate(round, number, fields := dict(fields))
     broken = []
     for kind in ("paraphrase", "counterfactual"):

@@ -53,11 +53,9 @@ def given_prices(settings: Mapping[str, Any]) -> dict[str, Prices]:
 
 
 def stated_usage(usage: Any, messages: Sequence[Mapping[str, str]], content: str | None) -> dict[str, Any]:
-    """
-    A response's `usage` as the ledger keeps it. What a total has beyond its parts (thinking, at some endpoints) is
+    """A response's `usage` as the ledger keeps it. What a total has beyond its parts (thinking, at some endpoints) is
     output; what an endpoint does not state is `estimated` from the texts' lengths, without thinking that the answer
-    does not show.
-    """
+    does not show."""
     usage = usage if isinstance(usage, Mapping) else {}
     details = usage.get("prompt_tokens_details")
     cached = _count(details.get("cached_tokens")) if isinstance(details, Mapping) else None
@@ -84,12 +82,10 @@ def estimate_tokens(text: str) -> int:
 
 @dataclass
 class Account:
-    """
-    Answers and tokens so far, by model and kind of request, with what is in flight.
+    """Answers and tokens so far, by model and kind of request, with what is in flight.
 
     The account runs over the whole ledger, earlier runs included, so a limit holds for a data set and not for a run.
-    Each model has its own prices: the last ones given for it, which the ledger keeps, or those of the table.
-    """
+    Each model has its own prices: the last ones given for it, which the ledger keeps, or those of the table."""
 
     max_cost: float | None = None
     # Output tokens that no answer exceeds; without it, one that is longer than all before can pass the limit.

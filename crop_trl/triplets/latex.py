@@ -37,10 +37,8 @@ def commands(texts: Iterable[str]) -> set[str]:
 
 
 def mend(text: str, original: str, known: set[str]) -> tuple[str, list[str], list[str]]:
-    """
-    A text with its commands mended, what was mended in it, and what may be broken; `known` are the commands of the
-    original and of the reply. What the original has in the same form is no mistake.
-    """
+    """A text with its commands mended, what was mended in it, and what may be broken; `known` are the commands of the
+    original and of the reply. What the original has in the same form is no mistake."""
     mended: list[str] = []
     broken: list[str] = []
     own = commands([original])

@@ -104,13 +104,11 @@ class OutputDirectory:
 def merge_records(
     records: Sequence[dict[str, Any]], stored: Iterable[dict[str, Any]], problem_set: ProblemSet
 ) -> tuple[list[dict[str, Any]], Counter]:
-    """
-    What a run finished, and what earlier runs stored that it did not replace, by reason: `elsewhere` (not in this
+    """What a run finished, and what earlier runs stored that it did not replace, by reason: `elsewhere` (not in this
     input), `unfinished` (this run did not get there), `failed`.
 
     A stored record goes only for one of the same id, or where this run was told to leave out duplicates and it is one.
-    It also stays when the new one lacks an answer that failed to come, unless that one got further.
-    """
+    It also stays when the new one lacks an answer that failed to come, unless that one got further."""
     merged = {record["id"]: record for record in records}
     texts = {problem.id: problem.text for problem in problem_set.problems}
     duplicated = {folded(text) for text in texts.values()} if problem_set.duplicates["left_out"] else set()
@@ -151,12 +149,10 @@ def find_replaced(stored: Iterable[Mapping[str, Any]], problem_set: ProblemSet) 
 
 
 def apply_verdict(record: Mapping[str, Any], verdicts: Mapping[str, Mapping[str, Any]] | None) -> dict[str, Any]:
-    """
-    A record with a person's verdict on the texts that it has now.
+    """A record with a person's verdict on the texts that it has now.
 
     A rejection makes it unfit for training. An acceptance changes nothing: people check the critic, they do not replace
-    it.
-    """
+    it."""
     record = dict(record)
     verdict = (verdicts or {}).get(text_hash(record))
     if verdict:

@@ -46,10 +46,9 @@ class TripletRun:
 
 
 def generate_triplets(settings: TripletSettings, progress: bool = True) -> TripletRun:
-    """
-    Make triplets of all problems that `settings` name, or go on with a run that was interrupted. The output directory
-    holds the records. Raises `ValueError` where nothing was sent, `LedgerError` where records cannot be written.
-    """
+    """Make triplets of all problems that `settings` name, or go on with a run that was interrupted. The output
+    directory holds the records. Raises `ValueError` where nothing was sent, `LedgerError` where records cannot be
+    written."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -99,10 +99,8 @@ def fill(template: str, values: Mapping[str, str]) -> str:
 def load_templates(
     directory: str | Path | None = None, domain: str = "mathematics", rules: str | None = None
 ) -> Templates:
-    """
-    Read the template files of a directory, by default those of the package, and put a domain's words into them. Raises
-    `ValueError` where one is missing, lacks a placeholder that it needs, or holds one that nothing fills.
-    """
+    """Read the template files of a directory, by default those of the package, and put a domain's words into them.
+    Raises `ValueError` where one is missing, lacks a placeholder that it needs, or holds one that nothing fills."""
     default = DEFAULT_TEMPLATES.with_name(rules) if rules else DEFAULT_TEMPLATES
     folder = Path(directory) if directory else default
     loaded = load_domain(domain)

@@ -87,10 +87,8 @@ def critic_form(evaluation: type[Evaluation]) -> type[BaseModel]:
 
 
 def request_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """
-    The JSON schema that goes with a request, in the subset that structured outputs share between endpoints: every
-    property required, none besides, no numeric bounds (several engines refuse them; the bounds are checked here).
-    """
+    """The JSON schema that goes with a request, in the subset that structured outputs share between endpoints: every
+    property required, none besides, no numeric bounds (several engines refuse them; the bounds are checked here)."""
 
     def strict(node: Any) -> Any:
         if isinstance(node, list):
@@ -132,13 +130,11 @@ MOST_ATTEMPTS = 1_000  # to read an object, before a text counts as unreadable
 
 
 def parse_json_objects(text: str, key: str) -> tuple[list[dict[str, Any]], str | None]:
-    """
-    The JSON objects with `key` in a model's text, in the order they stand there, or none and the flaw (`not_json`,
+    """The JSON objects with `key` in a model's text, in the order they stand there, or none and the flaw (`not_json`,
     `wrong_schema`).
 
     What stands round them (fences, prose) is left aside, and so is what a model thought before it answered, see
-    [`_answered`].
-    """
+    [`_answered`]."""
     found: list[tuple[int, dict[str, Any]]] = []
     flaw, place, outside = None, 0, []
     last = text.rfind(f'"{key}"')
@@ -168,10 +164,8 @@ def parse_json_objects(text: str, key: str) -> tuple[list[dict[str, Any]], str |
 
 
 def _answered(text: str, tags: list[re.Match]) -> range:
-    """
-    Where the answer stands: after the last closing tag of a model's thinking and before an opening one that nothing
-    closes. A closing tag alone, at the very end, had the answer before it. Tags inside JSON are none.
-    """
+    """Where the answer stands: after the last closing tag of a model's thinking and before an opening one that nothing
+    closes. A closing tag alone, at the very end, had the answer before it. Tags inside JSON are none."""
     closings = [n for n, tag in enumerate(tags) if tag[1]]
     start = tags[closings[-1]].end() if closings else 0
     if closings and not text[start:].strip() and all(tag[1] for tag in tags):
@@ -214,11 +208,9 @@ def _is_whole(content: str) -> bool:
 
 
 def read_candidates(content: str, limit: int) -> tuple[list[dict[str, str]], Counter]:
-    """
-    The generator's candidates that have every field, at most `limit` of them, and the flaws found on the way.
+    """The generator's candidates that have every field, at most `limit` of them, and the flaws found on the way.
 
-    A flaw of the whole answer (`not_json`, `wrong_schema`, `no_candidates`) comes with an empty list.
-    """
+    A flaw of the whole answer (`not_json`, `wrong_schema`, `no_candidates`) comes with an empty list."""
 
     def read(answer: dict[str, Any]) -> tuple[list[dict[str, str]], Counter]:
         items, flaws, candidates = answer["candidates"], Counter(), []
@@ -246,14 +238,12 @@ def read_candidates(content: str, limit: int) -> tuple[list[dict[str, str]], Cou
 def read_evaluations(
     content: str, count: int, form: type[Evaluation]
 ) -> tuple[dict[int, dict[str, Any]], int | None, Counter]:
-    """
-    The critic's evaluations by candidate number, the number it selected, and the flaws found on the way.
+    """The critic's evaluations by candidate number, the number it selected, and the flaws found on the way.
 
     An evaluation counts only if it is complete and the only one of its number: two evaluations of one candidate void
     each other, since nothing says which one is meant. A number that no candidate has voids the answer: the others may
     be shifted. Of several objects the last that holds something counts, but what was rejected in one before stays
-    rejected: an acceptance that follows may speak of a candidate as it should have been.
-    """
+    rejected: an acceptance that follows may speak of a candidate as it should have been."""
     objects, flaw = parse_json_objects(content, "evaluations")
     if flaw:
         return {}, None, Counter([flaw])

@@ -168,10 +168,8 @@ def load_records(
     config: str | None = None,
     revision: str | None = None,
 ) -> list[dict[str, Any]]:
-    """
-    Triplet records, or other rows, of a JSONL, JSON, CSV or Parquet file or a hub dataset, whose `split`, `config` and
-    `revision` the rest says; errors name `setting`.
-    """
+    """Triplet records, or other rows, of a JSONL, JSON, CSV or Parquet file or a hub dataset, whose `split`, `config`
+    and `revision` the rest says; errors name `setting`."""
     if is_local(source, setting, config, revision):
         rows = read_rows(source)
         for row in rows if Path(source).suffix.lower() == ".csv" else ():

@@ -30,11 +30,9 @@ def _option(default: Any, help: str, repr: bool = True, **more: Any) -> Any:
 
 @dataclass
 class TripletSettings:
-    """
-    Where problems come from, which model is asked and how, and what is accepted.
+    """Where problems come from, which model is asked and how, and what is accepted.
 
-    The API key is not a setting: it is read from an environment variable when the first request is made.
-    """
+    The API key is not a setting: it is read from an environment variable when the first request is made."""
 
     input: list[str] = field(
         default_factory=list,
