@@ -15,7 +15,7 @@ from .candidates import Round
 from .client import Answer, Client, EndpointError, RequestFailed, RequestRefused
 from .costs import Account, estimate_tokens, stated_usage
 from .engine import LocalClient
-from .ledger import Known, Ledger, request_key, served_digest
+from .ledger import Ledger, request_key, served_digest
 from .outputs import now
 from .prompts import Templates
 from .reading import answer_flaw
@@ -37,7 +37,6 @@ class Asker:
     clients: dict[str, Client | LocalClient]  # by kind of request
     ledger: Ledger
     account: Account
-    known: Known
     stopped: str | None = None
     error: Exception | None = None
     requests: int = 0  # answered in this run
@@ -122,8 +121,11 @@ class Asker:
             answer = await self._send(kind, messages)
             fields = dict(vars(answer))
             usage = stated_usage(fields.pop("usage"), messages, answer.content)
+            client = self.clients[kind]
+            mode = client.mode if self.settings.response_format == "auto" else None
+            facts |= {"served": served_digest(client.settings), "mode": mode}
             entry = {"key": key, **facts, "time": now(), "usage": usage, "answer": fields}
-            await self._store(kind, entry)
+            await self.ledger.append(entry)
             self.account.add(entry)
         finally:
             self.account.release(cost)  # only now: while the answer is being written it is spent, but not booked
@@ -164,16 +166,3 @@ class Asker:
             raise
         self._failures = 0
         return answer
-
-    async def _store(self, kind: str, entry: dict[str, Any]) -> None:
-        """Put an answer on disk; with the first one, that this endpoint takes such requests."""
-        client = self.clients[kind]
-        served = served_digest(client.settings)
-        if served in self.known.served:
-            await self.ledger.append(entry)
-            return
-        mode = client.mode if self.settings.response_format == "auto" else None
-        own = client.settings
-        endpoint = {"endpoint": own.endpoint, "model": own.model, "mode": mode, "served": served}
-        self.known.add(endpoint)
-        await asyncio.gather(self.ledger.append(entry), self.ledger.append(endpoint))

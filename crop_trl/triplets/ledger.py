@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -98,26 +99,19 @@ class Ledger:
             )
 
 
+@dataclass
 class Known:
-    """What the ledger of earlier runs tells about the endpoints that were asked."""
+    """What the answers of earlier runs tell about the models that gave them."""
 
-    def __init__(self):
-        self._modes: dict[tuple[str, str], str] = {}  # endpoint and model -> how they take requests for JSON
-        self.askers: set[tuple[str, str]] = set()  # models and versions of the templates
-        self.served: set[str] = set()  # digests of endpoint and request fields that have had an answer
+    askers: set[tuple[str, str]] = field(default_factory=set)  # models and versions of the templates
+    # Digests of endpoint and request fields that have had an answer -> how they take requests for JSON.
+    served: dict[str, str | None] = field(default_factory=dict)
 
     def add(self, entry: Mapping[str, Any]) -> None:
         """Read an entry of the ledger."""
         if "key" in entry:
             self.askers.add((entry["model"], entry["templates"]))
-        elif "endpoint" in entry:
-            self.served.add(entry["served"])
-            if entry["mode"]:
-                self._modes[entry["endpoint"], entry["model"]] = entry["mode"]
-
-    def mode(self, settings: TripletSettings) -> str | None:
-        """How an endpoint's model took requests for JSON."""
-        return self._modes.get((settings.endpoint, settings.model))
+            self.served[entry["served"]] = entry["mode"] or self.served.get(entry["served"])
 
 
 def served_digest(settings: TripletSettings) -> str:

@@ -100,11 +100,12 @@ async def _generate(settings: TripletSettings, progress: bool) -> TripletRun:
         async with AsyncExitStack() as stack:
             clients: dict[str, Client | LocalClient] = {}
             for model, own in models.items():
-                served = served_digest(own) in known.served
-                client = CLIENTS[own.engine](own) if own.engine else Client(own, known.mode(own), served)
+                served = served_digest(own)
+                known_mode, accepted = known.served.get(served), served in known.served
+                client = CLIENTS[own.engine](own) if own.engine else Client(own, known_mode, accepted)
                 clients[model] = await stack.enter_async_context(client)
             by_kind = {kind: clients[own.model] for kind, own in asked.items()}
-            asker = Asker(settings, templates, by_kind, ledger, account, known)
+            asker = Asker(settings, templates, by_kind, ledger, account)
             result = await Run(settings, templates, asker).process(problem_set, progress)
         try:
             _save(output, result, stored, problem_set, sum((c.retries for c in clients.values()), Counter()))
