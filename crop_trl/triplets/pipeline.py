@@ -26,7 +26,7 @@ from .latex import commands
 from .ledger import Known, Ledger, LedgerError, served_digest
 from .outputs import OutputDirectory, find_replaced, merge_records
 from .progress import Progress, on_interrupt
-from .prompts import Templates, load_templates, round_feedback
+from .prompts import load_templates, round_feedback
 from .reading import read_candidates, read_evaluations
 from .rules import round_by_rule
 from .settings import TripletSettings
@@ -106,7 +106,7 @@ async def _generate(settings: TripletSettings, progress: bool) -> TripletRun:
                 clients[model] = await stack.enter_async_context(client)
             by_kind = {kind: clients[own.model] for kind, own in asked.items()}
             asker = Asker(settings, templates, by_kind, ledger, account)
-            result = await Run(settings, templates, asker).process(problem_set, progress)
+            result = await _process(asker, problem_set, progress)
         try:
             _save(output, result, stored, problem_set, sum((c.retries for c in clients.values()), Counter()))
         except OSError as error:
@@ -159,91 +159,85 @@ def _save(
     )
 
 
-@dataclass
-class Run:
-    """One pass over the problems."""
+async def _process(asker: Asker, problem_set: ProblemSet, progress: bool) -> TripletRun:
+    """Take every problem through its rounds."""
+    problems = problem_set.problems
+    records: list[dict[str, Any] | None] = [None] * len(problems)
+    todo = iter(enumerate(problems))
+    bar = Progress(len(problems), asker.account, progress)
 
-    settings: TripletSettings
-    templates: Templates
-    asker: Asker
-
-    async def process(self, problem_set: ProblemSet, progress: bool) -> TripletRun:
-        """Take every problem through its rounds."""
-        problems = problem_set.problems
-        records: list[dict[str, Any] | None] = [None] * len(problems)
-        todo = iter(enumerate(problems))
-        bar = Progress(len(problems), self.asker.account, progress)
-
-        async def work() -> None:
-            for place, problem in todo:
-                try:
-                    records[place] = await self._record(problem)
-                except Stopped:
-                    continue  # not the end: what the ledger can answer is still finished and written
-                except Exception as error:  # not raised here: it would cost the answers that others are waiting for
-                    self.asker.stop("error", error)
-                    continue
-                bar.finished(records[place]["status"])
-                await asyncio.sleep(0)  # a replayed record awaits nothing: let signals and the others in
-
-        def interrupt() -> None:
-            say("Stopping: waiting for the requests in flight (interrupt again to leave them).")
-            self.asker.stop("interrupted")
-
-        with bar, on_interrupt(interrupt):
-            await asyncio.gather(*(work() for _ in range(min(self.settings.concurrency, len(problems)))))
-        asker, finished = self.asker, [record for record in records if record is not None]
-        return TripletRun(finished, len(problems), asker.stopped, asker.error, asker.requests)
-
-    async def _record(self, problem: Problem) -> dict[str, Any]:
-        if problem.excluded:
-            return excluded_record(problem)
-        rounds: list[Round] = []
-        feedback = ""
-        for number in range(1, self.settings.rounds + 1):
-            rounds.append(Round())
+    async def work() -> None:
+        for place, problem in todo:
             try:
-                await self._round(problem, number, feedback, rounds[-1])
-            except RequestFailed as failure:
-                # No further round: a rerun asks for what is missing here, and a later answer would not fit it.
-                rounds[-1].failed = str(failure)
-                break
-            if self.settings.rules or any(
-                candidate.passes(self.settings.threshold) for candidate in rounds[-1].candidates
-            ):
-                break
-            feedback = round_feedback(rounds[-1].flaws, rounds[-1].candidates)
-        return build_record(problem, rounds, self.settings.threshold, self.templates.version)
+                records[place] = await _record(asker, problem)
+            except Stopped:
+                continue  # not the end: what the ledger can answer is still finished and written
+            except Exception as error:  # not raised here: it would cost the answers that others are waiting for
+                asker.stop("error", error)
+                continue
+            bar.finished(records[place]["status"])
+            await asyncio.sleep(0)  # a replayed record awaits nothing: let signals and the others in
 
-    async def _round(self, problem: Problem, number: int, feedback: str, current: Round) -> None:
-        settings, domain = self.settings, self.templates.domain
-        if settings.rules:
-            return await round_by_rule(self.asker, problem, current)
-        messages = self.templates.generator_messages(problem.text, settings.candidates, feedback)
-        read = partial(read_candidates, limit=settings.candidates)
-        written = await self.asker.ask("generator", messages, number, problem, current, read) or ()
-        wrappers = [wrapper for wrapper in (settings.input_template, *KNOWN_WRAPPERS) if wrapper]
-        known = commands([problem.text, *(text for fields in written for text in fields.values())])
-        for place, fields in enumerate(written, start=1):
-            candidate = check_candidate(problem.text, fields, number, place, wrappers, known, domain)
-            current.candidates.append(candidate)
-            if candidate.incomplete:
-                current.flaws[f"generator:{candidate.incomplete}"] += 1
-        complete = [candidate for candidate in current.candidates if candidate.incomplete is None]
-        if not complete:
-            return
-        current.critic_asked = True
-        messages = self.templates.critic_messages(problem.text, [candidate.fields for candidate in complete])
+    def interrupt() -> None:
+        say("Stopping: waiting for the requests in flight (interrupt again to leave them).")
+        asker.stop("interrupted")
 
-        def judge(content: str) -> tuple[Any, Counter]:
-            evaluations, selected, flaws = read_evaluations(content, len(complete), domain.evaluation)
-            return (evaluations, selected) if evaluations else None, flaws
+    with bar, on_interrupt(interrupt):
+        await asyncio.gather(*(work() for _ in range(min(asker.settings.concurrency, len(problems)))))
+    finished = [record for record in records if record is not None]
+    return TripletRun(finished, len(problems), asker.stopped, asker.error, asker.requests)
 
-        judged = await self.asker.ask("critic", messages, number, problem, current, judge)
-        if judged:
-            evaluations, selected = judged
-            for place, candidate in enumerate(complete, start=1):
-                candidate.evaluation = evaluations.get(place)
-            # As numbered among all candidates of the round, not among those that were sent.
-            if selected is not None and 1 <= selected <= len(complete):
-                current.selected = complete[selected - 1].number
+
+async def _record(asker: Asker, problem: Problem) -> dict[str, Any]:
+    if problem.excluded:
+        return excluded_record(problem)
+    rounds: list[Round] = []
+    feedback = ""
+    for number in range(1, asker.settings.rounds + 1):
+        rounds.append(Round())
+        try:
+            await _round(asker, problem, number, feedback, rounds[-1])
+        except RequestFailed as failure:
+            # No further round: a rerun asks for what is missing here, and a later answer would not fit it.
+            rounds[-1].failed = str(failure)
+            break
+        if asker.settings.rules or any(
+            candidate.passes(asker.settings.threshold) for candidate in rounds[-1].candidates
+        ):
+            break
+        feedback = round_feedback(rounds[-1].flaws, rounds[-1].candidates)
+    return build_record(problem, rounds, asker.settings.threshold, asker.templates.version)
+
+
+async def _round(asker: Asker, problem: Problem, number: int, feedback: str, current: Round) -> None:
+    settings, domain = asker.settings, asker.templates.domain
+    if settings.rules:
+        return await round_by_rule(asker, problem, current)
+    messages = asker.templates.generator_messages(problem.text, settings.candidates, feedback)
+    read = partial(read_candidates, limit=settings.candidates)
+    written = await asker.ask("generator", messages, number, problem, current, read) or ()
+    wrappers = [wrapper for wrapper in (settings.input_template, *KNOWN_WRAPPERS) if wrapper]
+    known = commands([problem.text, *(text for fields in written for text in fields.values())])
+    for place, fields in enumerate(written, start=1):
+        candidate = check_candidate(problem.text, fields, number, place, wrappers, known, domain)
+        current.candidates.append(candidate)
+        if candidate.incomplete:
+            current.flaws[f"generator:{candidate.incomplete}"] += 1
+    complete = [candidate for candidate in current.candidates if candidate.incomplete is None]
+    if not complete:
+        return
+    current.critic_asked = True
+    messages = asker.templates.critic_messages(problem.text, [candidate.fields for candidate in complete])
+
+    def judge(content: str) -> tuple[Any, Counter]:
+        evaluations, selected, flaws = read_evaluations(content, len(complete), domain.evaluation)
+        return (evaluations, selected) if evaluations else None, flaws
+
+    judged = await asker.ask("critic", messages, number, problem, current, judge)
+    if judged:
+        evaluations, selected = judged
+        for place, candidate in enumerate(complete, start=1):
+            candidate.evaluation = evaluations.get(place)
+        # As numbered among all candidates of the round, not among those that were sent.
+        if selected is not None and 1 <= selected <= len(complete):
+            current.selected = complete[selected - 1].number
