@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from ..files import read_object, write_json
+from ..files import alone_in, read_object, write_json
 from ..prompts import check_template, wrap_problem
 from ..training.results import FILE, RunResult
 from .benchmarks import CLEAN, Benchmark, Example, without
 from .grading.verdict import extract_boxed, grade_many, require_algebra
 from .metrics import average_interval, mean_at_k, pass_at_k, share_interval
 from .sampling import DecodingSettings, Response, Sampler
-from .store import Generation, Store, drawing_in, pending_chunks, stored_names
+from .store import Generation, Store, pending_chunks, stored_names
 
 
 @dataclass
@@ -86,10 +86,6 @@ class Plan:
                 largest[benchmark.store] = benchmark
         return list(largest.values())
 
-    def store(self, benchmark: Benchmark) -> Store:
-        """Where the generations of a benchmark lie."""
-        return Store(self.output, benchmark.store, self.settings(benchmark))
-
     def asked(self) -> dict[str, Any]:
         """What all benchmarks of a run have in common."""
         names = {"model": self.model, "sampler": self.sampler, "prompt_template": self.template}
@@ -129,9 +125,10 @@ def check_pass_k(pass_k: Sequence[int], benchmarks: Sequence[Benchmark]) -> None
 def generate(plan: Plan, make_sampler: Callable[[], Sampler]) -> None:
     """Draw what is missing, each response onto disk; `make_sampler` loads the model, if any is."""
     sampler: Sampler | None = None
-    with drawing_in(plan.output):
+    # A second run into the same folder has to wait.
+    with alone_in(plan.output / "generations" / "lock", f"`--output` {str(plan.output)!r}"):
         for benchmark in plan.stores():
-            store = plan.store(benchmark)
+            store = Store(plan.output, benchmark.store, plan.settings(benchmark))
             there = store.read()
             missing = _asked(benchmark).keys() - there.keys()
             if not missing:

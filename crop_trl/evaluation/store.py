@@ -1,12 +1,12 @@
 """Generations on disk: one JSONL file per benchmark, written before anything is graded; what makes a run resumable."""
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..files import JsonlStore, alone_in, read_entries, read_object, write_json
+from ..files import JsonlStore, read_entries, read_object, write_json
 from .benchmarks import Benchmark
 
 
@@ -66,11 +66,6 @@ class Store:
         if self._file is not None:
             self._file.close()
             self._file = None
-
-
-def drawing_in(folder: str | Path) -> AbstractContextManager[None]:
-    """Keep a second run from drawing into the same folder meanwhile, see [`~crop_trl.files.alone_in`]."""
-    return alone_in(Path(folder) / "generations" / "lock", f"`--output` {str(folder)!r}")
 
 
 def stored_names(folder: str | Path) -> list[str]:

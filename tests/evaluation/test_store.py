@@ -10,7 +10,8 @@ import time
 import pytest
 
 from crop_trl.evaluation.run import load_results
-from crop_trl.evaluation.store import Generation, Store, drawing_in, pending_chunks
+from crop_trl.evaluation.store import Generation, Store, pending_chunks
+from crop_trl.files import alone_in
 
 from .running import ENVIRONMENT, PROBLEMS, ROOT, STUDENT, answer, command, kill_after, run, server_arguments, sum_of
 from .server import ChatServer
@@ -182,8 +183,8 @@ def test_a_second_run_is_refused_where_a_file_system_has_no_locks(tmp_path, monk
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(fcntl, "flock", missing)
-    with pytest.warns(UserWarning, match="flock not supported"), drawing_in(tmp_path):
-        with pytest.raises(ValueError, match="is in use by another run"), drawing_in(tmp_path):
+    with pytest.warns(UserWarning, match="flock not supported"), alone_in(tmp_path / "lock", "the folder"):
+        with pytest.raises(ValueError, match="is in use by another run"), alone_in(tmp_path / "lock", "the folder"):
             pass
-    with drawing_in(tmp_path):
+    with alone_in(tmp_path / "lock", "the folder"):
         pass
