@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import betaincinv, stdtrit
+from scipy.special import betaincinv, comb, stdtrit
 
 RESAMPLES = 10_000
 Interval = tuple[float, float]
@@ -25,12 +25,7 @@ def pass_at_k(correct: np.ndarray, k: int | None = None) -> np.ndarray:
     correct = np.asarray(correct, dtype=bool)
     n = correct.shape[1]
     k = n if k is None else k
-    wrong = n - correct.sum(axis=1)
-    # C(wrong, k) / C(n, k) as a product, exact enough for any n.
-    missed = np.ones(len(correct))
-    for i in range(k):
-        missed *= np.maximum(wrong - i, 0) / (n - i)
-    return 1.0 - missed
+    return 1.0 - comb(n - correct.sum(axis=1), k) / comb(n, k)
 
 
 def share_interval(correct: np.ndarray) -> Interval:

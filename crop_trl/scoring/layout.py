@@ -1,6 +1,7 @@
 """How sequences are laid out: prompt and response in one piece, padded on the right, without an attention mask. In a
 causal model nothing sees the padding, and attention keeps its fast kernels; lengths are grouped to keep it small."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -56,14 +57,8 @@ def split_balanced(lengths: Sequence[int], num_batches: int) -> list[list[int]]:
             batches[-1].append(index)
         return batches
 
-    low, high = lengths[order[0]], lengths[order[0]] * len(lengths)
-    while low < high:
-        middle = (low + high) // 2
-        if len(cut(middle)) <= num_batches:
-            high = middle
-        else:
-            low = middle + 1
-    return cut(low)
+    caps = range(lengths[order[0]], lengths[order[0]] * len(lengths) + 1)
+    return cut(caps[bisect_left(caps, True, key=lambda cap: len(cut(cap)) <= num_batches)])
 
 
 @dataclass

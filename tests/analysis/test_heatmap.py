@@ -251,11 +251,6 @@ def test_the_first_wrong_value_of_an_answer():
     assert found("We have 24 books, 8 for each. So 24 * 8 = 192. The answer is 192.") == "8"
 
 
-def test_sizes_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="has 1 values for 2 tokens"):
-        ResponseHeatmap(["a", "b"], {MARGIN: [0.0]}, [True, False])
-
-
 def test_scales_and_window():
     heatmap = ResponseHeatmap(["a"] * 3, {SEMANTIC: [0.4, 0, 0], SURFACE: [0.1, 0, 0], "own": [5, -9, 0]}, [1, 0, 0])
     # Equal colours mean equal numbers in the two divergences; a row of another kind has its own scale.

@@ -60,9 +60,6 @@ class ResponseHeatmap:
         self.tokens = [str(token) for token in self.tokens]
         self.rows = {str(label): [float(v) for v in values] for label, values in self.rows.items()}
         self.kept = [bool(k) for k in self.kept]
-        for label, values in {**self.rows, **self.kept_by, "kept": self.kept}.items():
-            if len(values) != len(self.tokens):
-                raise ValueError(f"Row {label!r} has {len(values)} values for {len(self.tokens)} tokens.")
 
     def __len__(self) -> int:
         return len(self.tokens)
