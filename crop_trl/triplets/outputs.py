@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import read_jsonl, read_object, write_jsonl, write_text
-from .candidates import STATUSES
+from .candidates import PASSED, STATUSES
 from .prompts import Templates
 from .record import FLAGS, PROBLEM_FIELDS
 from .settings import TripletSettings
@@ -149,11 +149,12 @@ def find_replaced(stored: Iterable[Mapping[str, Any]], problem_set: ProblemSet) 
 
 
 def apply_verdict(record: Mapping[str, Any], verdicts: Mapping[str, Mapping[str, Any]] | None) -> dict[str, Any]:
-    """A record with a person's verdict on the texts that it has now.
+    """A record with a person's verdict on the texts that it has now, and no other.
 
     A rejection makes it unfit for training. An acceptance changes nothing: people check the critic, they do not replace
     it."""
-    record = dict(record)
+    record = {name: value for name, value in record.items() if name != "human_review"}
+    record |= {"usable_for_training": record["triplet_complete"], "validation_passed": record["status"] in PASSED}
     verdict = (verdicts or {}).get(text_hash(record))
     if verdict:
         record["human_review"] = {name: verdict[name] for name in ("verdict", "note", "time")}

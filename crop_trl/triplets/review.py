@@ -12,7 +12,6 @@ from tqdm import tqdm
 from ..files import write_text
 from ..formulas import with_formulas
 from ..text import filled, marked_triplet
-from .candidates import PASSED
 from .ledger import Ledger
 from .outputs import OutputDirectory, now, text_hash
 from .record import PROBLEM_FIELDS
@@ -73,8 +72,7 @@ def apply_review(directory: str, verdicts: str | Path) -> str:
         for (identifier, texts), verdict in given.items():
             reviews.setdefault(identifier, {})[texts] = verdict
         output.write_json(output.reviews, reviews)
-        # Flags are set from the status again, so that a changed mind (reject, later accept) takes effect.
-        output.save_records([_without_verdict(record) for record in records])
+        output.save_records(records)
     return write_report(directory)
 
 
@@ -101,9 +99,3 @@ def _read_verdicts(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
         ) from None
     time = now()
     return {(v.id, v.text_hash): {"verdict": v.verdict, "note": v.note or "", "time": time} for v in found}
-
-
-def _without_verdict(record: Mapping[str, Any]) -> dict[str, Any]:
-    record = {name: value for name, value in record.items() if name != "human_review"}
-    passed = record["status"] in PASSED
-    return record | {"usable_for_training": record["triplet_complete"], "validation_passed": passed}
