@@ -28,18 +28,17 @@ function drawAnswer() {
       const title = make("h2", heading);
       const text = make("div", "", { className: "text", tabindex: 0 });
       if (kind === "counterfactual" && views.length > 1) {
-        views.forEach((_, n) =>
-          title.append(
-            make("button", String(n + 1), {
-              "aria-label": `Counterfactual ${n + 1} of ${views.length}`,
-              "aria-pressed": n === state.variant,
-              onclick: () => {
-                state.variant = n;
-                drawAnswer();
-              },
-            }),
-          ),
+        const buttons = views.map((_, n) =>
+          make("button", String(n + 1), {
+            "aria-label": `Counterfactual ${n + 1} of ${views.length}`,
+            "aria-pressed": n === state.variant,
+            onclick: () => {
+              state.variant = n;
+              drawAnswer();
+            },
+          }),
         );
+        title.append(put(make("span"), ...buttons));
       }
       for (const [part, mark, mathml] of pieces) {
         const drawn = mathml ? formula(mathml) : part;
@@ -107,22 +106,25 @@ function drawTokens(i) {
   markTokens();
 }
 
+const shadeName = () =>
+  state.shade === "score" ? `score of ${state.method}` : $("shade").selectedOptions[0].textContent;
 const shading = () =>
   state.shade === "score" ? arrays["score " + state.method] : state.shade ? arrays[state.shade] : null;
 
 function hits() {
   const query = state.query.toLowerCase();
   const marked = new Set();
-  if (!query) return marked;
+  let times = 0;
+  if (!query) return { marked, times };
   const { start, length } = answers[state.answer];
   const text = textOf(state.answer).toLowerCase();
-  for (let at = text.indexOf(query); at >= 0; at = text.indexOf(query, at + 1)) {
+  for (let at = text.indexOf(query); at >= 0; at = text.indexOf(query, at + 1), times++) {
     for (let n = 0, place = 0; n < length && place < at + query.length; n++) {
       place += plain(start + n).length;
       if (place > at) marked.add(start + n);
     }
   }
-  return marked;
+  return { marked, times };
 }
 
 function markTokens() {
@@ -130,13 +132,17 @@ function markTokens() {
   const mine = kept(state.method);
   const other = state.second ? kept(state.second) : null;
   const values = shading();
-  const searched = hits();
+  const searched = hits().marked;
   let here = 0;
   if (state.look) for (let i = answer.start; i < answer.end; i++) here += looking(i);
   let most = 0;
+  let least = 0;
   if (values)
     for (let i = answer.start; i < answer.end; i++)
-      if (Number.isFinite(values[i])) most = Math.max(most, Math.abs(values[i]));
+      if (Number.isFinite(values[i])) {
+        most = Math.max(most, Math.abs(values[i]));
+        least = Math.min(least, values[i]);
+      }
   spans.forEach((span, n) => {
     const i = from + n;
     const value = values && most ? values[i] / most : 0;
@@ -148,30 +154,26 @@ function markTokens() {
       (arrays.label?.[i] === 1 ? " depends" : "") +
       (i - answer.start === answer.wrong ? " first" : "") +
       (searched.has(i) ? " hit" : "") +
-      (here && !looking(i) ? " aside" : "") +
+      (looking(i) ? "" : " aside") +
       (i === state.at ? " at" : "");
     span.style.setProperty("--a", Number.isFinite(value) ? Math.round(60 * Math.abs(value)) + "%" : "0%");
   });
   const { start, end } = answer;
   const tally = { tokens: 0, mine: 0, other: 0, both: 0 };
-  const scores = arrays["score " + state.method];
-  let lowest = Infinity;
   for (let i = start; i < end; i++) {
     tally.tokens += arrays.trainable[i];
     tally.mine += mine[i];
-    if (scores && mine[i]) lowest = Math.min(lowest, scores[i]);
     if (other) {
       tally.other += other[i];
       tally.both += mine[i] & other[i];
     }
   }
-  let text = `${state.method} keeps ${tally.mine} of ${many(tally.tokens, "token")} (${share(tally.mine / tally.tokens)})`;
-  text += Number.isFinite(lowest) ? `, down to a score of ${signed(lowest, 3)}.` : ".";
+  let text = `${state.method} keeps ${tally.mine} of ${many(tally.tokens, "token")} (${share(tally.mine / tally.tokens)}).`;
   if (other)
     text += ` ${state.second} keeps ${tally.other}; ${tally.both} are kept by both, ${tally.mine - tally.both} by ${state.method} alone, ${tally.other - tally.both} by ${state.second} alone.`;
   $("count").textContent = text;
   if (state.look) drawLook(here);
-  drawLegend(most, here);
+  drawLegend(most, least, searched.size);
 }
 
 // How much there is of what is looked for, and the way to the next answer with some of it.
@@ -187,33 +189,26 @@ function drawLook(here) {
   $("count").append(
     ` Looked for: ${LOOKS[state.look][0]}, ${many(here, "token")} here, ${all.toLocaleString("en")} in ${some.length} of ${many(counts.length, "answer")}. `,
   );
-  if (next) $("count").append(make("button", "Next answer with some", { onclick: () => open(next[0]) }));
+  if (next && next[0] !== state.answer)
+    $("count").append(make("button", "Next answer with some", { onclick: () => open(next[0]) }));
 }
 
-function drawLegend(most, here) {
+function drawLegend(most, least, searched) {
   const sample = (classes, text, meaning) =>
     put(make("span"), make("span", text, { className: "t " + classes }), meaning);
   const items = [sample("kept", "framed", `kept, so trained, by ${state.method}`)];
-  if (state.second) items.push(sample("second", "dashed", `kept by ${state.second}`));
-  if (answers[state.answer].wrong !== null) items.push(sample("first", "word", "its first wrong figure or sign"));
+  if (spans.length) items.push(sample("at", "dashed", "the one in the panel"));
+  if (state.second) items.push(sample("second", "underlined", `kept by ${state.second}`));
+  if (answers[state.answer].wrong !== null)
+    items.push(sample("first", "word", "its first wrong figure or sign (words are not checked)"));
   if (arrays.label) items.push(sample("depends", "word", "depends on a condition"));
-  if (here) items.push(sample("aside", "pale", "not what is looked for"));
-  if (state.query) items.push(sample("hit", "word", "found"));
+  if (state.look) items.push(sample("aside", "pale", "not what is looked for"));
+  if (searched) items.push(sample("hit", "word", "found"));
   if (most) {
-    const shade = (kind, text) => {
-      const s = make("span", text, { className: "t " + kind });
-      s.style.setProperty("--a", "60%");
-      return s;
-    };
-    const name = $("shade").selectedOptions[0].textContent;
-    items.push(
-      put(
-        make("span"),
-        shade("plus", "+" + most.toPrecision(2)),
-        shade("minus", "−" + most.toPrecision(2)),
-        `${name}: blue above 0, orange stripes below, none near 0`,
-      ),
-    );
+    const strongest = most < 0.001 ? "under 0.001" : most.toLocaleString("en", { maximumSignificantDigits: 2 });
+    const item = sample("swatch plus", "", `${shadeName()}, strongest ${strongest}`);
+    if (least < 0) item.append(make("span", "", { className: "t swatch minus" }), "below 0");
+    items.push(item);
   }
   put($("legend"), ...items);
 }
@@ -253,10 +248,10 @@ function drawPanel() {
     );
   const answer = answers[state.answer];
   const names = [state.method, state.second].filter(Boolean);
-  const says = !arrays.trainable[i]
+  const line = !arrays.trainable[i]
     ? "written by a tool, never trained"
     : names.map(name => `${kept(name)[i] ? "kept" : "not kept"} by ${name}`).join(", ");
-  panel.dataset.line = `Token ${i - answer.start + 1} of ${answer.length}: ${piece(i)}, ${says}`;
+  panel.dataset.line = `Token ${i - answer.start + 1} of ${answer.length}: ${piece(i)}, ${line}`;
   const parts = [
     make("button", "Close", { id: "shut", onclick: shut }),
     put(
@@ -264,7 +259,7 @@ function drawPanel() {
       make("span", piece(i), { className: "big" }),
       ` token ${(i - answer.start + 1).toLocaleString("en")} of ${answer.length.toLocaleString("en")}`,
     ),
-    make("p", says[0].toUpperCase() + says.slice(1) + (arrays.label ? `. ${DEPENDS[arrays.label[i]]}` : "") + "."),
+    make("p", line[0].toUpperCase() + line.slice(1) + (arrays.label ? `. ${DEPENDS[arrays.label[i]]}` : "") + "."),
   ];
   if (arrays.gap) {
     const [student, teacher] = ["student/original", facts.target].map(n =>
@@ -280,78 +275,58 @@ function drawPanel() {
       ),
     );
   }
-  if (L) parts.push(put(make("div", "", { className: "wide", tabindex: 0 }), entries(i)));
+  if (!["", "score", "gap"].includes(state.shade))
+    parts.push(make("p", `Shaded by ${shadeName()}: ${signed(shading()[i], 3)}.`));
+  if (L) parts.push(entries(i));
   const table = make("table");
   table.append(
-    make("caption", facts.frozen ? "The method" : `Every method at a budget of ${state.percent} %`),
+    make("caption", everyMethod()),
     put(make("tr"), ...["Method", "score", "rank", "kept"].map(text => make("th", text, { scope: "col" }))),
   );
-  for (const name of new Set([...names, ...facts.methods.map(m => m.name)])) {
+  const says = Object.fromEntries(facts.methods.map(m => [m.name, m.says]));
+  for (const name of new Set([...names, ...Object.keys(says)])) {
     const scores = arrays["score " + name];
     const place = scores && !facts.frozen ? ranking(name).rank[i] : NONE;
     const row = put(
       make("tr", "", { className: names.includes(name) ? "chosen" : "" }),
-      make("th", name, { scope: "row" }),
+      make("th", name, { scope: "row", title: says[name] }),
       make("td", scores ? signed(scores[i], 3) : ""),
       make("td", place === NONE ? "" : String(place + 1)),
       make("td", kept(name)[i] ? "✓ kept" : "–"),
     );
     table.append(row);
   }
-  parts.push(table);
-  const measured = facts.measures.map(name => [name, arrays["measure " + name][i]]);
-  if (arrays.entropy) measured.unshift(["student's entropy, 0 to 1", arrays.entropy[i]]);
-  if (measured.length)
-    parts.push(
-      put(
-        make("table"),
-        make("caption", "Measured on the way"),
-        ...measured.map(([name, value]) =>
-          put(make("tr"), make("th", name, { scope: "row" }), make("td", signed(value, 3))),
-        ),
-      ),
-    );
-  put(panel, ...parts);
+  put(panel, ...parts, table);
 }
 
-// What each reader expected, side by side, the likeliest first.
+// What each reader expected after each prompt, the likeliest first, and how likely it found the token itself.
 function entries(i) {
-  const shown = facts.readings
+  const read = facts.readings
     .map((reading, r) => ({ ...reading, r }))
     .filter(({ r }) => arrays.own[i * L + r] !== NOT_READ);
+  const readers = [...new Set(read.map(({ reader }) => reader))];
   const table = make("table", "", { className: "entries" });
-  table.append(make("caption", "Expected in its place (▸ this token)"));
   table.append(
-    put(
-      make("tr"),
-      ...shown.map(({ reader, kind }) => put(make("th", "", { scope: "col" }), reader, make("br"), make("span", kind))),
-    ),
+    make("caption", "Expected in its place (▸ this token)"),
+    put(make("tr"), ...["Prompt", ...readers].map(text => make("th", text, { scope: "col" }))),
   );
-  const most = Math.max(0, ...shown.map(({ r }) => arrays.entries[i * L + r]));
-  for (let k = 0; k < most; k++) {
-    table.append(
-      put(
-        make("tr"),
-        ...shown.map(({ r }) => {
-          if (k >= arrays.entries[i * L + r]) return make("td");
-          const place = facts.places[i * L + r] + k;
-          const text = facts.vocabulary[arrays.entry[place]];
-          const probability = Math.exp(UNLIKELY * (arrays.root[place] / 255) ** 2);
-          return put(
-            make("td", "", { className: arrays.entry[place] === arrays.written[i] ? "said" : "" }),
-            text,
-            make("i", share(probability)),
-          );
-        }),
-      ),
-    );
+  const entry = (text, probability, said) =>
+    put(make("div", "", { className: said ? "said" : "" }), text, make("i", share(probability)));
+  for (const kind of new Set(read.map(one => one.kind))) {
+    const cells = readers.map(reader => {
+      const r = read.find(one => one.kind === kind && one.reader === reader)?.r;
+      if (r === undefined) return make("td");
+      const places = Array.from({ length: arrays.entries[i * L + r] }, (_, k) => facts.places[i * L + r] + k);
+      const listed = places.map(place => {
+        const said = arrays.entry[place] === arrays.written[i];
+        const probability = Math.exp(UNLIKELY * (arrays.root[place] / 255) ** 2);
+        return entry(facts.vocabulary[arrays.entry[place]], said ? Math.exp(logprob(i, r)) : probability, said);
+      });
+      if (!listed.some(one => one.className)) listed.push(entry(piece(i), Math.exp(logprob(i, r)), true));
+      return put(make("td"), ...listed);
+    });
+    table.append(put(make("tr"), make("th", kind, { scope: "row" }), ...cells));
   }
-  table.append(
-    put(
-      make("tr"),
-      ...shown.map(({ r }) => put(make("td", "", { className: "said" }), piece(i), make("i", share(Math.exp(logprob(i, r)))))),
-    ),
-  );
   return table;
 }
 function shut() {

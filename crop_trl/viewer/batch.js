@@ -10,14 +10,15 @@ const shares = totals => {
   const sum = totals.reduce((a, b) => a + b, 0);
   return [...totals].map(v => v / sum);
 };
-let byEntropy = { step: null, order: [] };
+let byEntropy = { of: null, order: [] };
 // Tokens of equal entropy share their ranks evenly, as in `analysis.entropy_ranks`.
 function entropyBins(mask, chosen, count) {
   const { entropy, trainable } = arrays;
   const totals = new Float64Array(count);
-  if (byEntropy.step !== state.step) {
+  const of = chosen.join();
+  if (byEntropy.of !== of) {
     const order = chosen.flatMap(a => Array.from({ length: answers[a].length }, (_, n) => answers[a].start + n));
-    byEntropy = { step: state.step, order: order.filter(i => trainable[i] && Number.isFinite(entropy[i])) };
+    byEntropy = { of, order: order.filter(i => trainable[i] && Number.isFinite(entropy[i])) };
     byEntropy.order.sort((a, b) => entropy[b] - entropy[a]);
   }
   const { order } = byEntropy;
@@ -68,23 +69,25 @@ function chart(title, note, labels, measure) {
   );
 }
 
-function tableOf(caption, header, rows) {
-  const table = make("table");
-  table.append(make("caption", caption), put(make("tr"), ...header.map(text => make("th", text, { scope: "col" }))));
-  for (const [first, ...cells] of rows)
+// Rows are named, and may have a line on what they are.
+function tableOf(title, header, rows) {
+  const table = put(make("table"), put(make("tr"), ...header.map(text => make("th", text, { scope: "col" }))));
+  for (const [first, says, ...cells] of rows)
     table.append(
       put(
         make("tr", "", { className: first === state.method || first === state.second ? "chosen" : "" }),
-        make("th", first, { scope: "row" }),
+        put(make("th", "", { scope: "row" }), first, ...(says ? [make("small", says)] : [])),
         ...cells.map(text => make("td", text)),
       ),
     );
-  return put(make("div", "", { className: "wide card", tabindex: 0 }), table);
+  const box = make("div", "", { className: "wide card", tabindex: 0, role: "group", "aria-label": title });
+  return put(make("section"), make("h2", title), put(box, table));
 }
 
 function drawAll() {
-  const chosen = included();
+  const chosen = included().filter(matching);
   const view = put($("view2"));
+  if (!chosen.length) return;
   const mine = kept(state.method);
   const { trainable, gap, label, category } = arrays;
   const kinds = mask => bins(mask, chosen, i => category[i], facts.categories.length);
@@ -98,35 +101,34 @@ function drawAll() {
   ];
   if (right + wrong) told.push(`${right} answers are right, ${wrong} wrong`);
   if (gap) told.push(`${many(gaps, "token")} with a gap of ${state.gap} nats or more`);
-  view.append(make("p", told.join("; ") + "."));
+  view.append(make("p", (state.query ? "Of what is found: " : "") + told.join("; ") + "."));
   const header = [
     "Method",
     "kept",
     `also kept by ${state.method}`,
     ...(gap ? ["large gaps caught"] : []),
     ...(label ? ["precision", "recall"] : []),
-    ...facts.categories,
   ];
   view.append(
     tableOf(
-      `Every method at a budget of ${state.percent} %`,
+      everyMethod(),
       header,
-      facts.methods.map(({ name }) => {
+      facts.methods.map(({ name, says }) => {
         const mask = kept(name);
         const n = size(chosen, mask);
         const measured = [n / total, size(chosen, mask, mine) / n];
         if (gap) measured.push(size(chosen, mask, wide) / gaps);
         if (label) measured.push(...Object.values(found(name, chosen)));
-        return [name, ...[...measured, ...kinds(mask)].map(share)];
+        return [name, says, ...measured.map(share)];
       }),
     ),
   );
   const truth =
-    "Precision and recall are of tokens that depend on a condition, as crop-trl selectors measures them: among the tokens of which that is known, of which the budget is a share.";
+    "Precision: how many of the kept tokens depend on a condition. Recall: how many of the tokens that do are kept. Both, as in crop-trl selectors, among the tokens of which that is known, of which the budget is a share.";
   view.append(
     make(
       "p",
-      `Also kept: of the tokens that the row's method keeps. The last columns: kinds of kept tokens, by word lists. ${label ? truth : ""}`,
+      `Also kept by ${state.method}: of the tokens that the row's method keeps. ${gap ? "Large gaps caught: of the tokens with a large gap, those that are kept. " : ""}${label ? truth : ""}`,
       { className: "quiet" },
     ),
   );
@@ -139,7 +141,7 @@ function drawAll() {
     ),
   );
   charts.append(
-    chart("What kind of token", `Share of the kept tokens by word lists. ${dotted}`, facts.categories, kinds),
+    chart("What kind of token", `Share of the kept tokens, told by lists of words. ${dotted}`, facts.categories, kinds),
   );
   if (arrays.entropy)
     charts.append(
@@ -156,32 +158,19 @@ function drawAll() {
     view.append(
       tableOf(
         `${state.method} at each step`,
-        ["Step", "answers", "right", "tokens", "kept", ...facts.categories],
+        ["Step", "answers", "right", "tokens", "kept"],
         steps.map(step => {
           const here = chosen.filter(a => answers[a].step === step);
           const graded = here.filter(a => answers[a].right !== null);
           const all = size(here, trainable);
           return [
             String(step),
+            "",
             String(here.length),
             share(graded.filter(a => answers[a].right).length / graded.length),
             all.toLocaleString("en"),
             share(size(here, mine) / all),
-            ...bins(mine, here, i => category[i], facts.categories.length).map(share),
           ];
-        }),
-      ),
-    );
-  const choosing = facts.methods.map(m => m.name).filter(name => arrays["score " + name] || arrays["eligible " + name]);
-  if (choosing.length > 1)
-    view.append(
-      tableOf(
-        "Of the tokens kept by the row's method, the share that the column's keeps too",
-        ["", ...choosing],
-        choosing.map(row => {
-          const mask = kept(row);
-          const n = size(chosen, mask);
-          return [row, ...choosing.map(column => share(size(chosen, mask, kept(column)) / n))];
         }),
       ),
     );
@@ -196,7 +185,7 @@ function drawList() {
     ["Answer", a => a + 1, v => String(v)],
     ...($("steps").hidden ? [] : [["Step", a => answers[a].step, String]]),
     ["Right?", a => ({ true: 1, false: 0 })[answers[a].right] ?? -1, v => ["–", "✗ wrong", "✓ right"][v + 1]],
-    ["Problem", a => original(a), text => text.slice(0, 60), "left"],
+    ["Problem", a => original(a), text => brief(text, 200), "problem"],
     ["Tokens", a => answers[a].length, String],
   ];
   const over = test => a => {
@@ -221,10 +210,9 @@ function drawList() {
     ]);
     columns.push(
       ["Large gaps", over(i => arrays.trainable[i] && large(i)), String],
-      ["of these not kept", over(i => arrays.trainable[i] && large(i) && !mine[i]), String],
+      ["Large gaps not kept", over(i => arrays.trainable[i] && large(i) && !mine[i]), String],
     );
   }
-  if (arrays["score crop"]) columns.push(["Kept, no margin", over(LOOKS.idle[2]), String]);
   if (other) columns.push(["Kept by one alone", over(LOOKS.differ[2]), String]);
   const sorted = columns.find(([name]) => name === state.sort) ?? columns[0];
   const rows = included()
@@ -277,7 +265,4 @@ function drawList() {
     table.append(line);
   }
   put($("list"), table);
-  $("found").textContent = state.query
-    ? `${many(rows.length, "answer")} found.`
-    : `${many(rows.length, "answer")}. Sort by a heading; open one by its line.`;
 }

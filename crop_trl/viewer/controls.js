@@ -1,20 +1,35 @@
 // ---------------------------------------------------------------- controls
 
 function refresh() {
-  const unset = [state.method, state.second]
-    .filter(Boolean)
-    .map(name => [name, facts.methods.find(m => m.name === name).says])
-    .filter(([, says]) => says);
-  $("says").textContent = unset.map(([name, says]) => `${name}: ${says}`).join("  ·  ");
-  for (const option of $("look").options) option.disabled = !LOOKS[option.value][1]();
-  if (!LOOKS[state.look][1]()) $("look").value = state.look = "";
+  const chosen = facts.methods.filter(m => m.name === state.method || m.name === state.second);
+  put($("says"), ...chosen.filter(m => m.says).map(m => put(make("span"), make("b", m.name), `: ${m.says}. `)));
+  const looks = Object.entries(LOOKS).filter(([, [, can]]) => can());
+  if (looks.length !== $("look").options.length)
+    options(
+      "look",
+      looks.map(([value, [text]]) => [value, text]),
+    );
+  if (!LOOKS[state.look][1]()) state.look = "";
+  $("look").value = state.look;
   if (state.view === 1) {
     markTokens();
     drawPanel();
   }
   if (state.view === 2) drawAll();
   if (state.view === 3) drawList();
+  drawFound();
   remember();
+}
+// How many answers the search finds, and how often it does here.
+function drawFound() {
+  const some = included().filter(matching);
+  const { times } = hits();
+  const inProblem = matching(state.answer) ? "here in the problem" : "not in this one";
+  let text = `Found in ${some.length} of ${many(included().length, "answer")}`;
+  if (state.view === 1 && some.length) text += `, ${times ? `${many(times, "time")} in this one` : inProblem}`;
+  text += some.some(a => a > state.answer) && state.view === 1 ? ". Enter goes to the next." : ".";
+  $("found").hidden = !state.query;
+  $("found").textContent = text;
 }
 function show(view) {
   // What is shown now begins below the tabs, wherever one has read in the view before.
@@ -33,6 +48,7 @@ function open(a) {
   state.at = -1;
   drawAnswer();
   drawPanel();
+  drawFound();
   remember();
 }
 function step(by) {
@@ -42,7 +58,10 @@ function step(by) {
   if (next !== undefined) open(next);
 }
 function setBudget(text) {
-  if (!/^\d+(\.\d+)?$/.test(text) || !(Number(text) > 0 && Number(text) <= 100)) return;
+  const valid = /^\d+(\.\d+)?$/.test(text) && Number(text) > 0 && Number(text) <= 100;
+  $("refused").hidden = valid;
+  $("refused").textContent = valid ? "" : `A budget is above 0 and at most 100 %; ${state.percent} % is shown.`;
+  if (!valid) return;
   state.percent = text;
   if (Number($("budget").value) !== Math.round(Number(text))) $("budget").value = text;
   if ($("percent").value !== text) $("percent").value = text;
@@ -124,6 +143,7 @@ function keys(event) {
   }
 }
 
+const options = (id, pairs) => put($(id), ...pairs.map(([value, text]) => make("option", text, { value })));
 function prepare() {
   put(
     $("about"),
@@ -131,7 +151,6 @@ function prepare() {
       put(make("div"), make("dt", name, { className: "quiet" }), make("dd", value, { style: "margin: 0" })),
     ),
   );
-  const options = (id, pairs) => put($(id), ...pairs.map(([value, text]) => make("option", text, { value })));
   const names = facts.methods.map(m => m.name);
   $("frozen").textContent = facts.frozen;
   $("frozen").hidden = !facts.frozen;
@@ -141,23 +160,19 @@ function prepare() {
     names.map(n => [n, n]),
   );
   options("second", [["", "nothing"], ...names.map(n => [n, n])]);
-  options(
-    "look",
-    Object.entries(LOOKS).map(([value, [text]]) => [value, text]),
-  );
   const shades = [
     ["", "nothing"],
     ...(Object.keys(arrays).some(n => n.startsWith("score ")) ? [["score", "score of the method"]] : []),
     ...(arrays.gap ? [["gap", "gap between student and teacher"]] : []),
     ...facts.measures.map(n => ["measure " + n, n]),
-    ...(arrays.entropy ? [["entropy", "student's entropy"]] : []),
+    ...(arrays.entropy ? [["entropy", "how unsure the student was, 0 to 1"]] : []),
   ];
   options("shade", shades);
   options(
     "which",
     answers.map((_, a) => [
       a,
-      `${a + 1}${verdict(a) === "not graded" ? "" : `, ${verdict(a)}`}: ${original(a).slice(0, 60)}`,
+      `${a + 1}${verdict(a) === "not graded" ? "" : `, ${verdict(a)}`}: ${brief(original(a), 80)}`,
     ]),
   );
   const distinct = [...new Set(answers.map(a => a.step))];
@@ -170,8 +185,7 @@ function prepare() {
   $("method").value = state.method;
   $("second").value = state.second;
   $("shade").value = state.shade = shades.length > 1 ? shades[1][0] : "";
-  for (const id of ["budget", "percent", ...(names.length < 2 ? ["second", "method"] : [])])
-    $(id).disabled = Boolean(facts.frozen);
+  $("controls").hidden = Boolean(facts.frozen);
   const on = (id, name, change) => $(id).addEventListener(name, change);
   for (const id of ["method", "second", "look", "shade"])
     on(id, "change", () => {
@@ -184,6 +198,9 @@ function prepare() {
   });
   on("budget", "input", () => setBudget($("budget").value));
   on("percent", "input", () => setBudget($("percent").value));
+  on("percent", "change", () => {
+    $("percent").value = state.percent;
+  });
   on("which", "change", () => open(Number($("which").value)));
   on("before", "click", () => step(-1));
   on("after", "click", () => step(1));
@@ -216,7 +233,6 @@ function prepare() {
     if (n >= 0) go(from + n);
   });
   document.addEventListener("keydown", keys);
-  $("more").open = innerWidth > 640;
   setBudget([asked.get("budget"), facts.budget].find(text => Number(text) > 0 && Number(text) <= 100));
 }
 

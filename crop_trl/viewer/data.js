@@ -35,7 +35,7 @@ let N;
 let L;
 const NONE = 0xffffffff;
 const NOT_READ = 65535;
-const UNLIKELY = Math.log(1e-3);
+const UNLIKELY = Math.log(1e-2);
 const KINDS = {
   u1: Uint8Array,
   u2: Uint16Array,
@@ -174,18 +174,18 @@ function found(name, chosen) {
 const MARGIN = 0.01;
 const large = i => arrays.gap && arrays.gap[i] >= state.gap;
 const LOOKS = {
-  "": ["all tokens", () => true, () => false],
+  "": ["all tokens", () => true, () => true],
   missed: [
     "a large gap, not kept",
     () => arrays.gap && !facts.frozen,
     i => arrays.trainable[i] && large(i) && !kept(state.method)[i],
   ],
   idle: [
-    `kept, with a CROP margin under ${MARGIN}`,
+    `kept, though crop scores it under ${MARGIN}`,
     () => arrays["score crop"],
     i => kept(state.method)[i] && arrays["score crop"][i] < MARGIN,
   ],
-  differ: ["kept by one method alone", () => state.second, i => kept(state.method)[i] !== kept(state.second)[i]],
+  differ: ["kept by one of the two alone", () => state.second, i => kept(state.method)[i] !== kept(state.second)[i]],
   depends: ["depends on a condition", () => arrays.label, i => arrays.label[i] === 1],
 };
 const looking = i => LOOKS[state.look][2](i);
@@ -194,6 +194,7 @@ const included = () =>
 const textOf = a =>
   (answers[a].text ??= Array.from({ length: answers[a].length }, (_, n) => plain(answers[a].start + n)).join(""));
 const plain = i => piece(i).replaceAll("␣", " ").replaceAll("⏎", "\n").replaceAll("⋯", "");
+const brief = (text, most) => (text.length > most ? text.slice(0, most).replace(/\s+\S*$/, "") + "…" : text);
 const problemOf = a => facts.problems[answers[a].problem];
 const original = a =>
   problemOf(a)
@@ -203,6 +204,7 @@ function matching(a) {
   const query = state.query.toLowerCase();
   return !query || (answers[a].lower ??= (original(a) + "\n" + textOf(a)).toLowerCase()).includes(query);
 }
+const everyMethod = () => (facts.frozen ? "The method of the run" : `Every method at a budget of ${state.percent} %`);
 const SIGN = { right: "✓", wrong: "✗" };
 const DEPENDS = {
   1: "It depends on a condition",

@@ -30,13 +30,29 @@ TEMPLATE = Path(__file__).parent / "page.html"
 RESPONSES = 512  # that a page holds unless told otherwise
 # Entries shown of a prediction: the most of these of which the page has no more than so many. Very unlikely ones are
 # left out, but for the first.
-_ENTRIES, _ROOM, _UNLIKELY = (16, 10, 5), 900_000, np.log(1e-3)
+_ENTRIES, _ROOM, _UNLIKELY = (16, 10, 5), 900_000, np.log(1e-2)
 _NO_LOGPROB = 65535
 _HEADINGS = (
     (ORIGINAL, "Original problem"),
     ("paraphrase", "Paraphrase: the same problem in other words"),
     ("counterfactual", "Counterfactual: one condition changed"),
 )
+# Kinds of tokens, and what methods measure, in plain words.
+_KINDS = {
+    "task-specific": "numbers and maths",
+    "formatting": "punctuation, layout",
+    "boilerplate": "stock phrases",
+    "function": "words like “the”",
+    "content": "other words",
+}
+_MEASURES = {
+    "student_entropy": "how unsure the student was",
+    "teacher_entropy": "how unsure the teacher was",
+    "forward_kl": "how far the student is from the teacher",
+    "overlap_mass": "how much of what the teacher expects the student expects too",
+    "semantic_divergence": "how far a changed condition moves the prediction",
+    "surface_divergence": "how far a paraphrase moves the prediction",
+}
 _FROZEN = (
     "This is the mask that was trained. The run kept its scores in half precision, in which near-ties look equal, so "
     "no other budget can be shown; a rollout bank (crop-trl replay) has them in full."
@@ -166,7 +182,7 @@ def _gather(table, tokenizer, settings, records, template, signals) -> tuple[dic
         "readings": readings,
         "pieces": list(pieces),
         "vocabulary": vocabulary,
-        "categories": CATEGORIES,
+        "categories": [_KINDS[kind] for kind in CATEGORIES],
         "problems": [_problem(*json.loads(problem)) for problem in problems],
         "answers": [dict(zip(("length", "problem", "right", "wrong", "step"), answer)) for answer in each],
     }
@@ -174,12 +190,15 @@ def _gather(table, tokenizer, settings, records, template, signals) -> tuple[dic
 
 
 def _says(name: str) -> str:
-    """What a method keeps, in its own words."""
+    """What a method keeps, in a line: its own words, without the formula that follows them after a colon."""
     try:
         method = get_method(name)
     except ValueError:  # a run's own method, whose file is elsewhere
         return ""
-    return visible_text(" ".join(filter(None, map(in_words, (method.keep, method.score))))) or "Every token is kept."
+    parts = [in_words(function).split(": ")[0].rstrip(".") for function in (method.keep, method.score) if function]
+    if method.weight or method.teacher_target or method.advantage:
+        parts.append("trained in a way of its own")
+    return visible_text("; ".join(parts).replace("`", "") or "Every token")
 
 
 def _truth(rows, pieces, right) -> tuple[np.ndarray | None, list[int | None]]:
@@ -204,7 +223,7 @@ def _measures(table: TokenTable, known: Mapping[str, np.ndarray]) -> dict[str, n
     for method, measures in table.measures.items():
         for name, value in measures.items():
             if not any(np.array_equal(value, other) for other in (*known.values(), *found.values())):
-                found[f"{name.replace('_', ' ')} ({method})"] = value.astype(np.float32)
+                found[f"{_MEASURES.get(name, name.replace('_', ' '))} ({method})"] = value.astype(np.float32)
     return {name: (value.view(np.uint32) & 0xFFFFF000).view(np.float32) for name, value in found.items()}
 
 
@@ -239,7 +258,7 @@ def _predictions(signals: Signals, table, tokenizer) -> tuple[list, dict[str, np
         return kind != ORIGINAL, reader == STUDENT, kinds.index(kind) if kind in kinds else len(kinds), name
 
     readings, own, counts, listed = [], [], [], []
-    for name in sorted(signals, key=place):
+    for name in sorted((name for name in signals if split_signal(name)[1] != NEGATIVE), key=place):
         reader, kind = split_signal(name)
         parts = signals.lists[name]
         for m, part in enumerate(parts):
@@ -251,7 +270,7 @@ def _predictions(signals: Signals, table, tokenizer) -> tuple[list, dict[str, np
             logprobs = part.logprobs.double().numpy()[real]
             likely = logprobs >= _UNLIKELY
             likely[:, 0] = True
-            counts.append(likely.sum(1) * (valid & (kind != NEGATIVE)))
+            counts.append(likely.sum(1) * valid)
             # A byte, finest near certainty.
             rooted = 255 * np.sqrt((logprobs / _UNLIKELY).clip(0, 1))
             listed.append((part.token_ids.numpy()[real].astype(np.int32), rooted.round().astype(np.uint8)))

@@ -64,7 +64,7 @@ def main(bank: str, folder: str) -> None:
             for count in (64, 1000):
                 made_up = made_up_bank([300] * count, 50_000, counterfactuals=4, flat=0.5)
                 text = bank_page(made_up, words_tokenizer(50_000), responses=count)
-                measure(browser, f"{count} answers of 300 tokens, 13 predictions each", page, text)
+                measure(browser, f"{count} answers of 300 tokens, 12 predictions each", page, text)
         finally:
             page.unlink(missing_ok=True)
 

@@ -61,6 +61,7 @@ class Shown:
     def choose(self, name: str, value: str) -> None:
         from selenium.webdriver.support.ui import Select
 
+        self.run("document.querySelector('#more').open = true")
         Select(self.find(f"#{name}")).select_by_value(value)
 
     def press(self, *keys: str) -> None:
@@ -149,9 +150,13 @@ def test_figures_over_the_batch_are_those_of_the_analyses(browser, bank, tmp_pat
     shown.find("#tab2").click()
     names = [n for n in bank.choosing_methods() if METHODS[n].chooses]
     overlap = 100 * kept_overlap(bank, names, settings).numpy()
-    for row, expected in zip(shown.all("#view2 > :last-child tr")[1:], overlap, strict=True):
-        cells = [cell.text for cell in row.find_elements("css selector", "td")]
-        assert [number(cell) for cell in cells] == pytest.approx(expected, abs=0.51)
+    cells = "[...document.querySelectorAll('#view2 tr')].map(r => [r.cells[0].firstChild.data, r.cells[2].textContent])"
+    for column, name in enumerate(names):
+        shown.choose("method", name)
+        (_, heading), *rows = shown.run(cells)
+        both = {row: number(cell) for row, cell in rows}
+        assert heading == f"also kept by {name}"
+        assert [both[row] for row in names] == pytest.approx(overlap[:, column], abs=0.51)
     assert not shown.complaints()
 
 
@@ -160,11 +165,13 @@ def test_choose_slide_and_compare(browser, bank, tmp_path):
 
     shown = Shown(browser, tmp_path / "page.html", bank_page(bank, words_tokenizer(400)))
     assert len(shown.all("#tokens .t")) == 300 and len(shown.all("#tokens .kept")) == 60
-    crop = bank.select("crop")
-    lowest = f"{crop.scores[0][crop.mask[0]].min():.3f}".replace("-", "−")
-    assert shown.text("#count") == f"crop keeps 60 of 300 tokens (20\u00a0%), down to a score of {lowest}."
-    assert "framed" in shown.text("#legend") and "dashed" not in shown.text("#legend")
+    assert shown.text("#count") == "crop keeps 60 of 300 tokens (20\u00a0%)."
+    assert "framed" in shown.text("#legend") and "underlined" not in shown.text("#legend")
+    # Stripes are named where something lies below 0.
+    assert "below 0" in shown.text("#legend")
+    assert shown.find("#says").text.startswith("crop: How much further a changed condition moves the prediction than")
     shown.choose("method", "entropy")
+    assert "below 0" not in shown.text("#legend")
     kept = [n for n, token in enumerate(shown.all("#tokens .t")) if "kept" in token.get_attribute("class").split()]
     assert kept == bank.select("entropy").mask[0].nonzero().ravel().tolist()
     shown.find("#budget").send_keys(Keys.ARROW_RIGHT * 3 + Keys.ARROW_LEFT)
@@ -207,7 +214,7 @@ def test_filters_and_lists(browser, bank, tmp_path):
         shown.run("open(0)")
     shown.press("3")
     assert [row.text.split()[0] for row in shown.all("#list tr")[1:]] == list("12345678")
-    heading = next(b for b in shown.all("#list th button") if b.text == "of these not kept")
+    heading = next(b for b in shown.all("#list th button") if b.text == "Large gaps not kept")
     heading.click()
     missed = expected["missed"].sum(1)
     listed = [int(row.text.split()[0]) - 1 for row in shown.all("#list tr")[1:]]
@@ -249,7 +256,7 @@ def test_the_keyboard_is_enough(browser, bank, tmp_path):
     assert shown.run("state.answer") == 2
     assert {token.text for token in shown.all("#tokens .hit")} == {word}
     shown.press(Keys.ESCAPE, "3")
-    assert shown.text("#found") == "1 answer found." and len(shown.all("#list tr")) == 2
+    assert shown.text("#found").startswith("Found in 1 of 8 answers.") and len(shown.all("#list tr")) == 2
     assert not shown.complaints()
 
 
@@ -257,24 +264,121 @@ def test_a_token_shows_what_each_reader_expected(browser, tmp_path):
     bank = made_up_bank([40, 12], 90, seed=2, flat=2.0)
     shown = Shown(browser, tmp_path / "page.html", bank_page(bank, words_tokenizer(90)))
     shown.all("#tokens .t")[17].click()
-    cells = [[c.text for c in row.find_elements("css selector", "th, td")] for row in shown.all(".entries tr")]
-    heads = [" ".join(cell.split()) for cell in cells[0]]
-    assert heads[:5] == [
-        *("teacher original", "student original", "teacher paraphrase"),
-        *("teacher counterfactual 1", "teacher counterfactual 2"),
-    ]
-    for column, signal in ((0, "teacher/original"), (1, "student/original"), (4, "teacher/counterfactual")):
+    heads = [[cell.text for cell in row.find_elements("css selector", "th")] for row in shown.all(".entries tr")]
+    kinds = ["original", "paraphrase", "counterfactual 1", "counterfactual 2"]
+    assert heads == [["Prompt", "teacher", "student"], *([kind] for kind in kinds)]
+    token, code = int(bank.completion_ids[0, 17]), "[...document.querySelectorAll('.entries tr')[arguments[0]].cells]"
+    listed = "[...cell.children].map(one => [one.firstChild.data, one.lastChild.textContent, one.className])"
+    for row, column, signal in (
+        *((1, 1, "teacher/original"), (1, 2, "student/original"), (2, 2, "student/paraphrase")),
+        *((4, 1, "teacher/counterfactual"), (4, 2, "student/counterfactual")),
+    ):
         part = bank.signals.lists[signal][-1]
-        for k in range(5):
-            text, value, _ = cells[1 + k][column].removeprefix("▸").split()
-            assert text.strip("␣") == f"w{part.token_ids[0, 17, k]}"
-            assert number(value) == pytest.approx(100 * part.logprobs[0, 17, k].exp().item(), abs=1)
-    said = {cell.removeprefix("▸").split()[0].strip("␣") for cell in cells[-1]}
-    assert said == {shown.all("#tokens .t")[17].text.strip("␣ ")}
+        shares = dict(zip(part.token_ids[0, 17].tolist(), (100 * part.logprobs[0, 17].exp()).tolist()))
+        expected = {n: value for n, value in shares.items() if value >= 1 and n != token}
+        cell = shown.run(f"{code}.map(cell => {listed})[arguments[1]]", row, column)
+        others = {int(text.strip("␣w")): number(value) for text, value, said in cell if not said}
+        assert list(others) == list(expected) and others == pytest.approx(expected, abs=1)
+        ((text, value),) = [(text, number(value)) for text, value, said in cell if said]
+        assert text.strip("␣") == f"w{token}"
+        assert value == pytest.approx(100 * part.sampled_logprobs[0, 17].exp().item(), abs=0.51)
     ranked = {row.text.split()[0]: row.text.split() for row in shown.all("#panel > table tr")}
     place = bank.select("crop").scores[0].sort(descending=True, stable=True).indices.tolist().index(17) + 1
     assert int(ranked["crop"][2]) == place and ("kept" in ranked["crop"]) == bank.select("crop").mask[0, 17].item()
     assert f"gap {bank.gap()[0, 17]:.2f} nats".replace("-", "−") in shown.text("#panel")
+
+
+def test_a_budget_that_is_none_is_refused_in_words(browser, bank, tmp_path):
+    from selenium.webdriver.common.keys import Keys
+
+    shown = Shown(browser, tmp_path / "page.html", bank_page(bank, words_tokenizer(400)))
+    box = shown.find("#percent")
+    wrong = []
+    for text, used in (("0", "20"), ("-5", "20"), ("150", "15"), ("", "15"), ("100.5", "100")):
+        box.send_keys(Keys.CONTROL + "a")
+        box.send_keys(Keys.BACKSPACE, *text)
+        said = shown.find("#refused").text
+        if f"at most 100 %; {used} % is shown" not in said:
+            wrong.append((text, said))
+        box.send_keys(Keys.TAB)
+        if (box.get_attribute("value"), shown.run("state.percent")) != (used, used):
+            wrong.append((text, box.get_attribute("value"), shown.run("state.percent")))
+    assert not wrong
+    box.send_keys(Keys.CONTROL + "a")
+    box.send_keys("30")
+    assert not shown.find("#refused").is_displayed() and shown.run("state.percent") == "30"
+
+
+def test_a_search_says_what_it_finds_in_every_view(browser, bank, tmp_path):
+    from selenium.webdriver.common.keys import Keys
+
+    shown = Shown(browser, tmp_path / "page.html", bank_page(bank, words_tokenizer(400)))
+    texts = [f" w{' w'.join(map(str, ids[mask].tolist()))} " for ids, mask in zip(bank.completion_ids, bank.loss_mask)]
+    word = next(f"w{n}" for n in range(100, 400) if 0 < sum(f" w{n} " in text for text in texts) < 4)
+    holding = [n for n in range(8) if shown.run("textOf(arguments[0])", n).split().count(word)]
+    times = shown.run("textOf(0)").split().count(word)
+    assert not shown.find("#found").is_displayed()
+    shown.press("/", word)
+    here = f"{times} time{'s' * (times > 1)} in this one" if times else "not in this one"
+    more = " Enter goes to the next." * any(holding)
+    assert shown.text("#found") == f"Found in {len(holding)} of 8 answers, {here}.{more}"
+    shown.press(Keys.ESCAPE, "2")
+    assert f"Of what is found: {len(holding)} answer" in shown.text("#view2")
+    shown.press("1", "/", "nowhere")
+    assert shown.find("#found").text == "Found in 0 of 8 answers."
+    assert "found" not in shown.text("#legend")
+    shown.press(Keys.ESCAPE, "2")
+    assert shown.find("#found").is_displayed() and not shown.text("#view2")
+
+
+def test_where_nothing_is_what_is_looked_for_every_token_is_pale(browser, bank, tmp_path):
+    from selenium.webdriver.common.keys import Keys
+
+    shown = Shown(browser, tmp_path / "page.html", bank_page(bank, words_tokenizer(400)))
+    shown.choose("look", "missed")
+    assert 0 < len(shown.all("#tokens .aside")) < 300
+    shown.find("#gap").send_keys(Keys.CONTROL + "a")
+    shown.find("#gap").send_keys("1000")
+    assert len(shown.all("#tokens .aside")) == 300 and "0 tokens here" in shown.text("#count")
+    assert "not what is looked for" in shown.text("#legend")
+
+
+def test_figures_stay_under_their_headings_however_a_table_is_scrolled(browser, tmp_path):
+    bank = made_up_bank([40, 30] * 30, 90, counterfactuals=4)
+    shown = Shown(browser, tmp_path / "page.html", bank_page(bank, words_tokenizer(90)), "#second=entropy")
+    edges = """(() => {
+        const table = [...document.querySelectorAll(arguments[0])].find(t => t.offsetParent), box = table.parentNode;
+        box.scrollIntoView();
+        box.scrollBy(arguments[1], arguments[1]);
+        const { left, top } = box.getBoundingClientRect();
+        const row = [...table.rows].find(row => row.getBoundingClientRect().top > top + 150) ?? table.rows[1];
+        const [heads, cells] = [table.rows[0], row].map(r => [...r.cells].map(c => c.getBoundingClientRect()));
+        const at = document.elementFromPoint(left + 3, cells[0].top + 8);
+        return {
+            scrolled: box.scrollLeft,
+            apart: heads.map((head, n) => Math.abs(head.left - cells[n].left) + Math.abs(head.right - cells[n].right)),
+            pinned: row.cells[0].contains(at) && cells[0].left - left < 3,
+            held: heads[0].top - top < 3,
+        };
+    })()"""
+    wrong = []
+    try:
+        for width in (390, 800, 1280):
+            size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+            browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+            shown.run("(show(1), go(17))")
+            if not shown.run("(p => p.scrollWidth <= p.clientWidth)(document.querySelector('#panel'))"):
+                wrong.append((width, "the panel's tables are wider than it"))
+            for view, table in ((1, ".entries"), (2, "#view2 table"), (3, "#list table")):
+                shown.run("show(arguments[0])", view)
+                found = shown.run(edges, table, 120)
+                if max(found["apart"]) > 1 or not (found["pinned"] or view == 1) or not (found["held"] or view < 3):
+                    wrong.append((width, table, found))
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {**size, "width": 390})
+        assert shown.run(edges, "#list table", 60)["scrolled"]
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert not wrong, wrong
 
 
 def test_light_dark_and_widths(browser, bank, tmp_path):
@@ -344,7 +448,7 @@ def test_a_run_is_seen_step_by_step_and_its_budget_stays(browser, tmp_path):
     make_trainer(tmp_path / "run", selection_export_steps=1, max_steps=3).train()
     table = exported_table(tmp_path / "run")
     shown = Shown(browser, tmp_path / "page.html", run_page(table, make_tokenizer()))
-    assert shown.find("#budget").get_property("disabled") and "half precision" in shown.find("#frozen").text
+    assert not shown.find("#budget").is_displayed() and "half precision" in shown.find("#frozen").text
     assert shown.mask("crop").tolist() == table.kept["crop"].tolist()
     shown.choose("step", "2")
     assert shown.run("included().length") == 8 and shown.run("answers[state.answer].step") == 2
@@ -353,10 +457,7 @@ def test_a_run_is_seen_step_by_step_and_its_budget_stays(browser, tmp_path):
     shown.choose("step", "")
     assert "crop at each step" in shown.text("#view2")
     # No teacher and student were kept: what needs them is not offered.
-    assert shown.run("[...document.querySelector('#look').options].filter(o => !o.disabled).map(o => o.value)") == [
-        "",
-        "idle",
-    ]
+    assert shown.run("[...document.querySelector('#look').options].map(o => o.value)") == ["", "idle"]
     shown.run("show(1), go(0)")
     assert "score" in shown.text("#panel").lower() and not shown.complaints()
 
