@@ -8,7 +8,6 @@ one GPU is enough for all processes; README.md has the command.
 import functools
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -27,8 +26,14 @@ from crop_trl.commands.launch import launch_file
 from crop_trl.methods import METHODS
 from crop_trl.training.checkpoints import checkpoint_to_resume
 
-ROOT = Path(__file__).parents[1]
-SCRIPTS = Path(__file__).parent / "scripts"
+TESTS = Path(__file__).parent
+# As `crop-trl train` launches itself: what stands before the script's own arguments is accelerate's.
+LAUNCH = """
+import sys
+from crop_trl.commands.launch import launch
+at = sys.argv.index("several.py")
+launch("scripts.several", sys.argv[1:at], sys.argv[at + 1 :])
+"""
 # Ends a launch that hangs, before PyTorch's own limit of half an hour for a collective operation does.
 HANG = 1200
 ONE_GPU = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1" and torch.cuda.is_available()
@@ -78,8 +83,8 @@ def launch_command(
     """Command and environment that run test scripts under one of the launch files, on CPUs if need be."""
     # DeepSpeed would prepare to compile an optimizer that nothing here uses.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
-    if ONE_GPU:
-        environment["PYTHONPATH"] = f"{ROOT / 'tests' / 'one_gpu'}{os.pathsep}{environment.get('PYTHONPATH', '')}"
+    paths = [str(TESTS), *([str(TESTS / "one_gpu")] if ONE_GPU else []), environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
     if GPUS < 2 or processes > GPUS:
         environment["CUDA_VISIBLE_DEVICES"] = ""
         if config in (None, "ddp"):
@@ -87,12 +92,11 @@ def launch_command(
     elif processes == 1:
         # A process that sees several GPUs would be taken for data parallelism in threads.
         environment["CUDA_VISIBLE_DEVICES"] = "0"
-    command = [sys.executable]
-    if config is not None:
-        command += ["-m", "accelerate.commands.launch"]
-        command += ["--config_file", str(launch_file(config))]
-        command += ["--mixed_precision", precision, "--num_processes", str(processes), "--main_process_port", "0"]
-    return [*command, str(SCRIPTS / "several.py"), *arguments], environment
+    if config is None:
+        return [sys.executable, "-m", "scripts.several", *arguments], environment
+    command = [sys.executable, "-c", LAUNCH, "--config_file", str(launch_file(config))]
+    command += ["--mixed_precision", precision, "--num_processes", str(processes), "--main_process_port", "0"]
+    return [*command, "several.py", *arguments], environment
 
 
 def launch(config: str | None, processes: int, arguments: list[str], precision: str = "no") -> None:
@@ -285,8 +289,7 @@ def read_steps(folder: Path) -> dict:
 def test_a_killed_process_ends_the_others_and_the_run_goes_on_from_its_checkpoint(two, config):
     folder = two(config)
     # Which process, and of what it died.
-    said = (folder / "killed" / "log.txt").read_text()
-    assert re.search(r"rank\s*: 1 .*\n.*exitcode\s*: -9", said) and "SIGKILL" in said
+    assert "error: process 1 was ended by SIGKILL" in (folder / "killed" / "log.txt").read_text()
 
     resumed, whole = read_steps(folder / "killed"), read_steps(folder / "whole")
     for name in ("prompts", "completions", "selected_tokens", "backend"):

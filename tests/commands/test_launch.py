@@ -71,10 +71,11 @@ def test_a_refusal_under_a_launch_is_one_sentence(options):
     assert done.stderr.count("error: ") == 1 and "error: Unknown method 'crpo': choose one of base," in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 @LAUNCHES
 def test_a_process_that_is_killed_is_named(tmp_path, options):
-    """Only one of them kills itself, as soon as it reads its settings."""
+    """Only one of them kills itself, as soon as it reads its settings; `test_distributed.py` kills one that trains."""
     file = tmp_path / "mine.py"
     file.write_text("import os, time\nif os.environ.get('RANK') == '0':\n    time.sleep(600)\nos.kill(os.getpid(), 9)")
     done = crop_trl("train", "--accelerate_config", *options, *CONFIG, "--selector", f"{file}:score")

@@ -99,7 +99,7 @@ def test_opd_takes_prompts_without_triplets(tmp_path, capsys):
 
 def test_several_counterfactuals_and_lora(tmp_path):
     extra = ["--num_counterfactuals", "2", "--method", "crop-max", "--use_peft", "true", "--lora_r", "4"]
-    assert run(tmp_path, *extra, "--lora_target_modules", "q_proj")["steps"] == 2
+    assert run(tmp_path, *extra, "--lora_target_modules", "q_proj", "--heatmap", "false")["steps"] == 2
 
 
 def write(tmp_path, name: str, *records) -> str:

@@ -36,7 +36,8 @@ def test_two_steps(tmp_path, monkeypatch, method, passes, options):
     runpy.run_path(EXAMPLE, run_name="__main__")
     given = ["--use_cpu", "true", "--disable_tqdm", "true", "--max_steps", "2", "--prompts_per_step", "2"]
     given += ["--per_device_train_batch_size", "8", "--heatmap", "false", "--max_prompt_length", "400"]
-    given += ["--eval_dataset_name", str(tmp_path / "records.jsonl"), "--per_device_eval_batch_size", "32"]
+    (tmp_path / "heldout.jsonl").write_text("".join(lines[:2]))
+    given += ["--eval_dataset_name", str(tmp_path / "heldout.jsonl")]
     given += ["--method", method, "--dataset_name", str(tmp_path / "answers.jsonl"), *options]
     # Where they are rewarded, responses have to end.
     given += [] if "accuracy" in options else ["--max_completion_length", "40"]

@@ -16,6 +16,7 @@ def test_the_page_does_what_the_command_does(tmp_path, monkeypatch, capsys):
     few.write_text("".join((ROOT / "examples/tiny_math/data/heldout.jsonl").read_text().splitlines(keepends=True)[:4]))
     options = ["--config", "examples/configs/tiny_math.yaml", "--max_steps", "2", "--prompts_per_step", "2"]
     options += ["--num_counterfactuals", "2", "--per_device_train_batch_size", "8", "--heatmap", "false"]
+    options += ["--max_completion_length", "40"]
     options += ["--eval_dataset_name", str(few)]
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/cpu.yaml"]
     done = subprocess.run(

@@ -9,10 +9,10 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "scoring_memory.py"
 
 
 def test_peak_memory_stays_at_a_few_tiles():
-    command = [sys.executable, str(SCRIPT), "--device", "cpu", "--batch", "4", "--length", "512", "--hidden", "16"]
+    command = [sys.executable, str(SCRIPT), "--device", "cpu", "--batch", "2", "--length", "512", "--hidden", "16"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     measured = json.loads(done.stdout)
-    # 2,048 positions x 151,936 entries in fp32 would be 1.16 GiB; a tile of logits is 0.25 GiB.
-    assert measured["logits_fp32_gib"] > 1.1
+    # 1,024 positions x 151,936 entries in fp32 would be 0.58 GiB; a tile of logits is 0.25 GiB.
+    assert measured["logits_fp32_gib"] > 0.55
     assert measured["peak_gib"] < 0.5

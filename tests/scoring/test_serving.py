@@ -83,8 +83,16 @@ def serve():
 
 
 @pytest.fixture(scope="module")
-def teacher(serve, folder):
-    return serve(folder)
+def served(serve, folder):
+    return serve(folder, "--tokens_per_batch", "64")
+
+
+@pytest.fixture
+def teacher(served):
+    """One for all tests, started again after a test has ended it."""
+    if served.process.poll() is not None:
+        served.start()
+    return served
 
 
 @pytest.fixture(autouse=True)
@@ -145,28 +153,15 @@ def test_what_it_refuses(teacher):
         assert answer.status == 401 and KEY not in answer.data.decode()
 
 
-def test_what_has_come_in_is_answered_before_it_stops(serve, folder, here):
-    teacher = serve(folder, "--tokens_per_batch", "64")
-    batch, found = sequences(1500, seed=1, longest=60), []
-    scorer = ServerScorer([teacher.url], top_k=K, timeout=3600)
-    asking = threading.Thread(target=lambda: found.append(scorer.score(*batch)))
-    asking.start()
-    while not teacher.ask("/health").json()["requests"]:
-        time.sleep(0.01)
-    assert not found
-    assert teacher.end(signal.SIGTERM) in (0, -signal.SIGTERM)
-    asking.join()
-    assert scorer.stats.retries == 0
-    assert_same(here.score(*batch), found[0])
-
-
-def test_training_goes_on_when_it_was_killed(serve, folder, tmp_path):
+def test_training_goes_on_when_it_was_killed(teacher, folder, tmp_path):
     """The same student comes out as with the teacher here."""
 
     killed = []
 
     def train(name: str, **settings):
-        trainer = make_trainer(tmp_path / name, rows=make_rows(8), max_steps=2, max_prompt_length=30, **settings)
+        # Batches as the server makes them.
+        settings |= {"max_steps": 2, "max_prompt_length": 30, "score_tokens_per_batch": 64}
+        trainer = make_trainer(tmp_path / name, rows=make_rows(8), **settings)
         scorer, score = trainer.scorers["teacher"], trainer.scorers["teacher"].score
 
         def killed_once(*batch):
@@ -179,12 +174,25 @@ def test_training_goes_on_when_it_was_killed(serve, folder, tmp_path):
         trainer.train()
         return trainer
 
-    teacher = serve(folder)
     served = train("served", teacher=str(folder), teacher_server_urls=teacher.url)
     assert killed == [-signal.SIGKILL]
     resident = train("resident", teacher=str(folder))
     for (name, a), b in zip(served.model.named_parameters(), resident.model.parameters()):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-7, msg=name)
+
+
+def test_what_has_come_in_is_answered_before_it_stops(teacher, here):
+    batch, found = sequences(1500, seed=1, longest=60), []
+    scorer = ServerScorer([teacher.url], top_k=K, timeout=3600)
+    asking = threading.Thread(target=lambda: found.append(scorer.score(*batch)))
+    asking.start()
+    while not teacher.ask("/health").json()["requests"]:
+        time.sleep(0.01)
+    assert not found
+    assert teacher.end(signal.SIGTERM) in (0, -signal.SIGTERM)
+    asking.join()
+    assert scorer.stats.retries == 0
+    assert_same(here.score(*batch), found[0])
 
 
 @pytest.mark.slow
