@@ -86,17 +86,6 @@ def analyze(args: argparse.Namespace, output: Path) -> list[str]:
     return lines
 
 
-def draw_curves(args: argparse.Namespace, output: Path) -> list[str]:
-    """Accuracy over the budget; returns what is to be printed."""
-    runs = read_runs(args.results)
-    curves = budget_curves(runs, args.method)
-    save_json(asdict(curves), output / "budget_curves.json")
-    save_budget_chart(curves, output / "budget_curves.png")
-    tables = budget_markdown(runs, args.method)
-    write_text(output / "budget_tables.md", tables)
-    return [tables]
-
-
 def main(argv: list[str] | None = None) -> None:
     """Parse, analyse, print."""
     with told():
@@ -109,7 +98,13 @@ def main(argv: list[str] | None = None) -> None:
         require_matplotlib()
         output.mkdir(parents=True, exist_ok=True)
         lines = analyze(args, output) if args.source else []
-        lines += draw_curves(args, output) if args.results else []
+        if args.results:
+            runs = read_runs(args.results)
+            curves = budget_curves(runs, args.method)
+            save_json(asdict(curves), output / "budget_curves.json")
+            save_budget_chart(curves, output / "budget_curves.png")
+            lines.append(budget_markdown(runs, args.method))
+            write_text(output / "budget_tables.md", lines[-1])
     print("\n".join(lines))
     print(f"\nFigures and numbers: {output}")
 

@@ -35,10 +35,6 @@ def has_budget(method: str) -> bool:
     return method != "base" and (method not in METHODS or METHODS[method].score is not None)
 
 
-def _one_line(template: str) -> str:
-    return template.replace("\n", "⏎")
-
-
 def _how_asked(results: Results) -> str:
     decoding = results["decoding"]
     modes = {True: "thinking on", False: "thinking off"}
@@ -46,7 +42,8 @@ def _how_asked(results: Results) -> str:
     parts = [modes.get(options.pop("enable_thinking", None), "the template's thinking mode")]
     parts += [f"{name} {value}" for name, value in options.items()]
     form = f"chat messages, {', '.join(parts)}" if decoding["conversational"] else "plain text"
-    return f"{form}, prompts `{_one_line(results['prompt_template'])}`"
+    template = results["prompt_template"].replace("\n", "⏎")
+    return f"{form}, prompts `{template}`"
 
 
 def run_markdown(results: Mapping[str, Any]) -> str:

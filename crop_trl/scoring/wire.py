@@ -27,10 +27,6 @@ def _lengths(sequences: Ids) -> np.ndarray:
     return np.fromiter(map(len, sequences), np.int32, len(sequences))
 
 
-def _cut(flat: np.ndarray, lengths: np.ndarray) -> list:
-    return np.split(flat, np.cumsum(lengths)[:-1])
-
-
 def pack_request(prompt_ids: Ids, completion_ids: Ids, top_k: int) -> bytes:
     """Sequences to be scored."""
     ids = np.concatenate([np.asarray(one, np.int32) for one in (*prompt_ids, *completion_ids)])
@@ -46,7 +42,7 @@ def unpack_request(body: bytes) -> tuple[list[list[int]], list[list[int]], int]:
         raise ValueError("arrays of other shapes or types than a request has")
     if not lengths.size or lengths.min() < 1 or lengths.sum(dtype=np.int64) != len(ids) or ids.min() < 0 or top_k < 1:
         raise ValueError("lengths or ids that cannot be")
-    parts = [part.tolist() for part in _cut(ids, lengths.ravel())]
+    parts = [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
     return parts[: lengths.shape[1]], parts[lengths.shape[1] :], int(top_k[0])
 
 

@@ -61,7 +61,10 @@ class Domain(BaseModel):
     @cached_property
     def placeholders(self) -> dict[str, str]:
         """What stands for the domain's placeholders in the templates."""
-        listed = {name: _explained(getattr(self, name)) for name in ("answer_types", "determinacy")}
+        listed = {
+            key: ", ".join(f"{name} ({meaning})" if meaning else name for name, meaning in names.items())
+            for key, names in (("answer_types", self.answer_types), ("determinacy", self.determinacy))
+        }
         return self.words | listed
 
     def folded_answer(self, answer: str | None) -> str | None:
@@ -81,7 +84,3 @@ def load_domain(source: str) -> Domain:
         first = error.errors(include_url=False)[0]
         wrong = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
         raise ValueError(f"`domain` {source!r} is not whole ({wrong}); see how {MATHEMATICS} has it.") from None
-
-
-def _explained(names: dict[str, str | None]) -> str:
-    return ", ".join(f"{name} ({meaning})" if meaning else name for name, meaning in names.items())
