@@ -25,7 +25,7 @@ from .engine import CLIENTS, LocalClient
 from .latex import commands
 from .ledger import Known, Ledger, LedgerError, served_digest
 from .outputs import OutputDirectory, find_replaced, merge_records
-from .progress import Progress, on_interrupt
+from .progress import on_interrupt, progress_bar
 from .prompts import load_templates, round_feedback
 from .reading import read_candidates, read_evaluations
 from .rules import round_by_rule
@@ -164,7 +164,6 @@ async def _process(asker: Asker, problem_set: ProblemSet, progress: bool) -> Tri
     problems = problem_set.problems
     records: list[dict[str, Any] | None] = [None] * len(problems)
     todo = iter(enumerate(problems))
-    bar = Progress(len(problems), asker.account, progress)
 
     async def work() -> None:
         for place, problem in todo:
@@ -175,17 +174,17 @@ async def _process(asker: Asker, problem_set: ProblemSet, progress: bool) -> Tri
             except Exception as error:  # not raised here: it would cost the answers that others are waiting for
                 asker.stop("error", error)
                 continue
-            bar.finished(records[place]["status"])
+            finished(records[place]["status"])
             await asyncio.sleep(0)  # a replayed record awaits nothing: let signals and the others in
 
     def interrupt() -> None:
         say("Stopping: waiting for the requests in flight (interrupt again to leave them).")
         asker.stop("interrupted")
 
-    with bar, on_interrupt(interrupt):
+    with progress_bar(len(problems), asker.account, progress) as finished, on_interrupt(interrupt):
         await asyncio.gather(*(work() for _ in range(min(asker.settings.concurrency, len(problems)))))
-    finished = [record for record in records if record is not None]
-    return TripletRun(finished, len(problems), asker.stopped, asker.error, asker.requests)
+    made = [record for record in records if record is not None]
+    return TripletRun(made, len(problems), asker.stopped, asker.error, asker.requests)
 
 
 async def _record(asker: Asker, problem: Problem) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 from tqdm import tqdm
 
@@ -21,39 +20,29 @@ from .costs import Account
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Progress:
-    """A progress bar with counts by status, tokens and cost so far."""
+@contextmanager
+def progress_bar(total: int, account: Account, show: bool) -> Iterator[Callable[[str], None]]:
+    """A bar with counts by status, tokens and cost so far; gives what counts a problem, by its status."""
+    statuses, bar = Counter(), None
+    with suppress(OSError):
+        bar = tqdm(total=total, desc="triplets", unit="problem", smoothing=0.05, disable=not show)
 
-    def __init__(self, total: int, account: Account, show: bool):
-        self._account = account
-        self._statuses: Counter = Counter()
-        self._bar: tqdm | None = None
-        if show:
-            with suppress(OSError):
-                self._bar = tqdm(total=total, desc="triplets", unit="problem", smoothing=0.05)
+    def finished(status: str) -> None:
+        statuses[status] += 1
+        read, written = (sum(row[name] for row in account.rows) / 1e6 for name in ("input", "output"))
+        counts = " ".join(f"{name}={statuses[name]}" for name in STATUSES if statuses[name])
+        spent = "" if account.cost is None else f" ${account.cost:.2f}"
+        with suppress(OSError):
+            if bar is not None:
+                bar.set_postfix_str(f"{counts} in={read:.2f}M out={written:.2f}M{spent}", refresh=False)
+                bar.update()
 
-    def finished(self, status: str) -> None:
-        """Count a problem."""
-        self._statuses[status] += 1
-        if self._bar is not None:
-            with suppress(OSError):
-                self._bar.set_postfix_str(self._text(), refresh=False)
-                self._bar.update()
-
-    def __enter__(self) -> "Progress":
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        if self._bar is not None:
-            with suppress(OSError):
-                self._bar.close()
-
-    def _text(self) -> str:
-        cost, rows = self._account.cost, self._account.rows
-        read, written = (sum(row[name] for row in rows) / 1e6 for name in ("input", "output"))
-        counts = " ".join(f"{name}={self._statuses[name]}" for name in STATUSES if self._statuses[name])
-        spent = "" if cost is None else f" ${cost:.2f}"
-        return f"{counts} in={read:.2f}M out={written:.2f}M{spent}"
+    try:
+        yield finished
+    finally:
+        with suppress(OSError):
+            if bar is not None:
+                bar.close()
 
 
 @contextmanager
