@@ -111,7 +111,8 @@ class Known:
         """Read an entry of the ledger."""
         if "key" in entry:
             self.askers.add((entry["model"], entry["templates"]))
-            self.served[entry["served"]] = entry["mode"] or self.served.get(entry["served"])
+            served = entry.get("served")
+            self.served[served] = entry.get("mode") or self.served.get(served)
 
 
 def served_digest(settings: TripletSettings) -> str:
