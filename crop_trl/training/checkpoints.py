@@ -222,7 +222,7 @@ class WholeCheckpoints:
                 plugin.set_state_dict_type("FULL_STATE_DICT")
             super().save_model(output_dir, _internal_call)
         except Exception as error:
-            self._fail(f"the model to {folder!r}", Path(folder), error, ", and one there may be cut off")
+            self._fail(f"the model to {folder!r}", error, ", and one there may be cut off")
         finally:
             if plugin is not None:
                 plugin.set_state_dict_type(usual)
@@ -232,15 +232,13 @@ class WholeCheckpoints:
         try:
             super().save_state()
         except OSError as error:
-            self._fail("trainer_state.json", Path(self.args.output_dir), error)
+            self._fail("trainer_state.json", error)
 
-    def _fail(self, what: str, folder: Path, error: Exception, also: str = "") -> None:
+    def _fail(self, what: str, error: Exception, also: str = "") -> None:
         """Raise `SaveError`: who failed to save what, with how much room, why, and what to resume from."""
-        while not folder.exists():
-            folder = folder.absolute().parent
-        free = shutil.disk_usage(folder).free / 2**30
+        free = shutil.disk_usage(self.args.output_dir).free / 2**30
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        last = get_last_checkpoint(self.args.output_dir) if Path(self.args.output_dir).is_dir() else None
+        last = get_last_checkpoint(self.args.output_dir)
         then = "start anew, since there is no checkpoint" if last is None else f"resume from {last}, which is whole"
         raise SaveError(
             f"Process {self.args.process_index} could not save {what} with {free:.1f} GiB free ({reason}){also}; mend "
@@ -272,7 +270,7 @@ class WholeCheckpoints:
             self._finish(written, final)
         except Exception as error:
             shutil.rmtree(staging, ignore_errors=True)
-            self._fail(final.name, run_dir, error)
+            self._fail(final.name, error)
         finally:
             self._staging = None
         if self.args.should_save:
