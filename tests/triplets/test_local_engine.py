@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from triplets.running import answers_in, flags, generate, records_by_id, stats
 
+from crop_trl.commands import triplets
 from crop_trl.evaluation.sampling import DecodingSettings, TransformersSampler
 from crop_trl.triplets import load_triplets
 from crop_trl.triplets.numbers import changes
@@ -235,12 +236,12 @@ def test_a_dry_run_shows_what_the_rule_finds(options, program):
     assert "5 of 7 problems have a number that the rule may change, 10 counterfactuals" in out
 
 
-def test_mistakes_on_the_command_line_are_one_sentence(options, program):
+def test_mistakes_on_the_command_line_are_one_sentence(options):
     wrong = [({"rules": "letters"}, "invalid choice: 'letters'")]
     if importlib.util.find_spec("vllm") is None:
         wrong.append(({"engine": "vllm"}, "`engine` 'vllm' needs vLLM; run `pip install 'crop-trl[vllm]'`"))
     for changed, says in wrong:
-        process = program(*flags(options | changed))
-        _, err = process.communicate()
-        (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
-        assert process.returncode == 1 and says in line and "Traceback" not in err
+        with pytest.raises(SystemExit) as ended:
+            triplets.main(flags(options | changed))
+        (line,) = ended.value.code.splitlines()
+        assert line.startswith("error: ") and says in line
