@@ -3,6 +3,7 @@
 import csv
 import io
 from pathlib import Path
+from textwrap import shorten
 
 from ..files import read_csv, write_json, write_text
 from ..text import filled, joined, markdown_table, word_changes
@@ -50,7 +51,7 @@ def apply_verdicts(result: Audit, verdicts: dict[tuple[str, str, str, str], str]
 
 
 def write_report(result: Audit, output: str | Path, judged: bool = False) -> dict:
-    """Write an audit's files, `clean_ids.json` once it is judged; refuses to drop verdicts that are there."""
+    """Write an audit's files, the lists of what overlaps and what is left once it is judged; no verdict is dropped."""
     folder = Path(output)
     _check_nothing_is_lost(result, folder / "candidates.csv")
     folder.mkdir(parents=True, exist_ok=True)
@@ -61,6 +62,7 @@ def write_report(result: Audit, output: str | Path, judged: bool = False) -> dic
     summary = {"records": result.records, "texts": result.texts, "seconds": round(result.seconds, 1), "judged": judged}
     write_json(folder / "summary.json", {**summary, "benchmarks": table})
     if judged:
+        write_text(folder / "overlaps.md", overlaps_markdown(result))
         write_json(folder / "clean_ids.json", {name: row["clean_ids"] for name, row in table.items()})
     return table
 
@@ -105,6 +107,19 @@ def summary_markdown(result: Audit, judged: bool) -> str:
     if result.unknown_verdicts:
         lines.append(f"{result.unknown_verdicts} verdicts belong to no candidate of this audit and were not used.")
     return "\n".join([markdown_table(header, rows, right=True), *lines]) + "\n"
+
+
+def overlaps_markdown(result: Audit) -> str:
+    """Each problem that leaves the clean set, with the training records that hold it."""
+    rows = []
+    for benchmark, row in summarize(result).items():
+        for kind in ("exact", "near"):
+            for id in row[f"{kind}_ids"]:
+                found = [p for p in result.candidates if (p.benchmark, p.problem.id) == (benchmark, id)]
+                held = [p for p in found if p.verdict in ("same", "near") or (p.exact and p.verdict != "different")]
+                records = ", ".join(dict.fromkeys(p.train.id for p in held))
+                rows.append((benchmark, id, records, kind, shorten(held[0].problem.text, 80, placeholder=" ...")))
+    return markdown_table(("Benchmark", "Problem", "Training records", "Overlap", "It begins"), rows) + "\n"
 
 
 def page(result: Audit) -> str:

@@ -189,6 +189,10 @@ def test_command_writes_candidates_then_applies_verdicts(tmp_path, capsys):
     audit_command.main([*arguments, "--verdicts", str(verdicts)])
     assert "| toy | 5 | 1 | 3 | 1 | 0 |" in capsys.readouterr().out
     assert json.loads((tmp_path / "out" / "clean_ids.json").read_text()) == {"toy": ["b4"]}
+    overlaps = (tmp_path / "out" / "overlaps.md").read_text()
+    listed = [[cell.strip() for cell in line.split("|")[1:5]] for line in overlaps.strip().splitlines()[2:]]
+    assert sorted(records for _, _, records, _ in listed) == ["t-condition", "t-exact", "t-re-encoded", "t-reworded"]
+    assert [kind for *_, kind in listed] == ["exact", "near", "near", "near"]
 
 
 def test_the_hubs_benchmarks_are_kept_for_evaluation(tmp_path, capsys, monkeypatch):
