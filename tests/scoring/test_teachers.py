@@ -149,10 +149,9 @@ def test_the_average_is_that_of_the_weights_after_each_step(tmp_path, adapter):
     assert metric(resumed, "loss") == metric(whole, "loss")
     for name, value in whole.averages["teacher"]._average.items():
         assert torch.equal(value, resumed.averages["teacher"]._average[name])
-    (tmp_path / "b/checkpoint-2/average_teacher_0.safetensors").unlink()
-    (tmp_path / "b/checkpoint-2/manifest.json").unlink()
+    train(tmp_path / "c", max_steps=2, teacher_source="initial", peft_config=adapter, **SAVING)
     with pytest.raises(ValueError, match="holds no average of the student's weights .`teacher_source` 'average'.; st"):
-        train(tmp_path / "b", max_steps=4, resume=str(tmp_path / "b/checkpoint-2"), **settings)
+        train(tmp_path / "c", max_steps=4, resume=str(tmp_path / "c/checkpoint-2"), **settings)
 
 
 def test_two_teachers_read_their_own_rows(tmp_path):
