@@ -227,7 +227,7 @@ def save_how_asked(
     write_json(Path(folder) / TEMPLATE_FILE, dict(zip(_HOW_ASKED, values, strict=True)))
 
 
-def saved_how_asked(model: str | Path, hub: bool = True) -> dict[str, Any]:
+def saved_how_asked(model: str | Path, hub: bool = True, revision: str | None = None) -> dict[str, Any]:
     """What [`save_how_asked`] put beside a model, its run, or a name on the hub; empty where nothing is said."""
     folder = Path(model)
     if folder.is_dir():
@@ -235,7 +235,7 @@ def saved_how_asked(model: str | Path, hub: bool = True) -> dict[str, Any]:
         folders = [folder, folder.absolute().parent] if folder.name.startswith("checkpoint-") else [folder]
         file = next((f / TEMPLATE_FILE for f in folders if (f / TEMPLATE_FILE).is_file()), None)
     else:
-        file = _from_hub(str(model)) if hub else None
+        file = _from_hub(str(model), revision) if hub else None
     if file is None:
         return {}
     remedy = "mend it, or delete it to choose for yourself"
@@ -247,11 +247,11 @@ def saved_how_asked(model: str | Path, hub: bool = True) -> dict[str, Any]:
     return {name: asked[name] for name in _HOW_ASKED if name in asked}
 
 
-def _from_hub(name: str) -> Path | None:
+def _from_hub(name: str, revision: str | None) -> Path | None:
     from huggingface_hub import hf_hub_download
 
     try:
-        return Path(hf_hub_download(name, TEMPLATE_FILE))
+        return Path(hf_hub_download(name, TEMPLATE_FILE, revision=revision))
     except Exception:  # no such file, no such name, no network: the hub's errors have no common base
         return None
 

@@ -23,7 +23,7 @@ from ..evaluation.sampling import (
     TransformersSampler,
     VLLMSampler,
 )
-from ..files import json_object, write_json, write_text
+from ..files import check_local, json_object, write_json, write_text
 from ..prompts import DEFAULT_PROMPT_TEMPLATE, saved_how_asked
 from .errors import told
 from .options import OptionParser
@@ -38,6 +38,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     what.add_argument("--model", help="folder, hub name, or the name that a server uses")
     what.add_argument("--regrade", metavar="DIR", help="grade the generations of a run again")
     what.add_argument("--compare", nargs="+", metavar="[NAME=]DIR", help="tables for several runs")
+    parser.add_argument("--model_revision", metavar="NAME", help="branch, tag or commit of a model from the hub")
     parser.add_argument("--benchmark", nargs="+", default=[], help="NAME, NAME=FILE or a JSONL file")
     parser.add_argument("--output", metavar="DIR", help="folder of the run, or for --compare of the tables")
     parser.add_argument("--clean", metavar="FILE", help="clean_ids.json of an audit: adds NAME-Clean to the tables")
@@ -91,6 +92,9 @@ def check_options(args: argparse.Namespace) -> None:
     for option, sampler in (("dtype", "hf"), ("server_url", "server"), ("vllm_options", "vllm")):
         if getattr(args, option) is not None and args.sampler != sampler:
             raise ValueError(f"`--{option}` is for `--sampler {sampler}`, and it is {args.sampler}; leave it out.")
+    if args.model_revision is not None and args.sampler == "server":
+        raise ValueError("`--model_revision` is for a model that is loaded here; leave it out, the server has its own.")
+    check_local(args.model, model_revision=args.model_revision)
     examples = {"vllm_options": '{"tensor_parallel_size": 2}', "chat_template_kwargs": '{"enable_thinking": false}'}
     for option, example in examples.items():
         setattr(args, option, json_object(f"--{option}", getattr(args, option), example))
@@ -106,9 +110,9 @@ def make_sampler(args: argparse.Namespace, decoding: DecodingSettings):
     """What draws the responses."""
     batch_size = args.batch_size or BATCH_SIZES[args.sampler]
     if args.sampler == "hf":
-        return TransformersSampler(args.model, decoding, batch_size, args.dtype)
+        return TransformersSampler(args.model, decoding, batch_size, args.dtype, args.model_revision)
     if args.sampler == "vllm":
-        return VLLMSampler(args.model, decoding, batch_size, args.vllm_options)
+        return VLLMSampler(args.model, decoding, batch_size, args.vllm_options, args.model_revision)
     return ServerSampler(args.model, decoding, args.server_url, batch_size)
 
 
@@ -118,7 +122,7 @@ def plan_of(args: argparse.Namespace, loaded: list[benchmarks.Benchmark] | None 
         raise ValueError("`--output` is not set; name the folder that generations and results go to.")
     if args.sampler == "server" and not args.server_url:
         raise ValueError("`--sampler server` needs `--server_url`, such as http://localhost:8000/v1.")
-    trained = saved_how_asked(args.model, hub=args.sampler != "server")
+    trained = saved_how_asked(args.model, args.sampler != "server", args.model_revision)
     options = {**trained.get("chat_template_kwargs", {}), **SETTINGS.get(args.setting, {}), **args.chat_template_kwargs}
     if args.thinking is not None:
         options["enable_thinking"] = args.thinking
@@ -133,6 +137,7 @@ def plan_of(args: argparse.Namespace, loaded: list[benchmarks.Benchmark] | None 
         args.prompt_template or trained.get("prompt_template") or DEFAULT_PROMPT_TEMPLATE,
         args.batch_size or BATCH_SIZES[args.sampler],
         asked_in_training=trained,
+        model_revision=args.model_revision,
     )
 
 

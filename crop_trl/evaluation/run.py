@@ -34,6 +34,7 @@ class Plan:
     batch_size: int | None = None
     labels: dict[str, Any] = field(default_factory=dict)
     asked_in_training: dict[str, Any] = field(default_factory=dict)
+    model_revision: str | None = None
 
     def __post_init__(self):
         check_template(self.template)
@@ -73,9 +74,15 @@ class Plan:
         store = Store(self.output, name)
         stored = store.settings() if store.read() else wanted
         for setting, value in wanted.items():
-            if stored.get(setting) != value:
+            if not self.is_same(setting, stored.get(setting), value):
                 what = f"{name!r} with {setting} {stored.get(setting)!r}, not {value!r}"
                 raise ValueError(f"{str(self.output)!r} holds {what}; {remedy}.")
+
+    def is_same(self, setting: str, stored: Any, value: Any) -> bool:
+        """Whether two values mean one thing: the folder of a run may move with the evaluation that lies in it."""
+        if setting == "model" and isinstance(stored, str) and Path(value).resolve() in self.output.resolve().parents:
+            return Path(stored).resolve().name == Path(value).resolve().name
+        return stored == value
 
     def stores(self) -> list[Benchmark]:
         """What is generated: each store once, with the most problems that any benchmark takes from it."""
@@ -88,7 +95,12 @@ class Plan:
 
     def asked(self) -> dict[str, Any]:
         """What all benchmarks of a run have in common."""
-        names = {"model": self.model, "sampler": self.sampler, "prompt_template": self.template}
+        names = {
+            "model": self.model,
+            "model_revision": self.model_revision,
+            "sampler": self.sampler,
+            "prompt_template": self.template,
+        }
         return {**names, **asdict(self.decoding)}
 
     def settings(self, benchmark: Benchmark) -> dict[str, Any]:
@@ -197,7 +209,7 @@ AVERAGES = ("clean", "whole")
 
 def _described(asked: Mapping[str, Any]) -> dict[str, Any]:
     """How a run asked, as its results say it."""
-    described = {name: asked[name] for name in ("model", "sampler", "prompt_template")}
+    described = {name: asked.get(name) for name in ("model", "model_revision", "sampler", "prompt_template")}
     return {**described, "decoding": {name: asked[name] for name in asdict(DecodingSettings())}}
 
 
@@ -217,7 +229,7 @@ def average_of(results: Mapping[str, Any]) -> str:
 def evaluate(plan: Plan, pass_k: Sequence[int] = (), average: str = "clean") -> dict[str, Any]:
     """Grade the generations of a run and write `results.json`, beside what the same model came to before."""
     described, stored = _described(plan.asked()), stored_results(plan.output)
-    same = bool(stored) and all(stored.get(name) == value for name, value in described.items())
+    same = bool(stored) and all(plan.is_same(name, stored.get(name), value) for name, value in described.items())
     known = stored["benchmarks"] if same else {}
     results = {**described, "asked_in_training": plan.asked_in_training, **plan.labels}
     return _graded(results, known, plan.output, plan.benchmarks, pass_k, average)

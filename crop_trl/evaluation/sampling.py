@@ -90,7 +90,7 @@ class TransformersSampler:
     independent = False
     stopped = False
 
-    def __init__(self, model: str, settings: DecodingSettings, batch_size: int = 32, dtype: str | None = None):
+    def __init__(self, model: str, settings: DecodingSettings, batch_size: int = 32, dtype=None, revision=None):
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -98,8 +98,8 @@ class TransformersSampler:
         device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
         chosen = dtype or ("float32" if device.type == "cpu" else "bfloat16")
         try:
-            self.tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
-            weights = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, chosen))
+            self.tokenizer = AutoTokenizer.from_pretrained(model, revision=revision, padding_side="left")
+            weights = AutoModelForCausalLM.from_pretrained(model, revision=revision, dtype=getattr(torch, chosen))
         except (OSError, ValueError) as error:
             reason = str(error).strip().splitlines() or [""]
             why = f"{type(error).__name__}: {reason[0][:200]}"
@@ -156,13 +156,14 @@ class VLLMSampler:
 
     independent = True
 
-    def __init__(self, model: str, settings: DecodingSettings, batch_size: int = 512, options: dict | None = None):
+    def __init__(self, model: str, settings: DecodingSettings, batch_size: int = 512, options=None, revision=None):
         try:
             from vllm import LLM
         except ImportError:
             raise ImportError("`--sampler vllm` needs vLLM: install crop-trl[vllm], or take server or hf.") from None
         self.settings, self.batch_size = settings, batch_size
-        self.llm = LLM(model=model, **(options or {}))
+        pinned = {"revision": revision, "tokenizer_revision": revision} if revision else {}
+        self.llm = LLM(model=model, **pinned, **(options or {}))
         self.tokenizer = self.llm.get_tokenizer()
 
     def sample(self, prompts: Sequence[str], seeds: Sequence[int], done: Done) -> None:

@@ -49,12 +49,13 @@ def _how_asked(results: Results) -> str:
 def run_markdown(results: Mapping[str, Any]) -> str:
     """The results of one run."""
     decoding, trained = results["decoding"], results.get("asked_in_training")
+    pinned = f" at revision `{results['model_revision']}`" if results.get("model_revision") else ""
     others = asked_otherwise({**results, **decoding}, trained or {})
     as_trained = f", otherwise than in training ({'; '.join(others)})" if others else ", as in training"
     lines = [
         f"# {results.get('label') or results['model']}",
         "",
-        f"`{results['model']}`, {results['sampler']} sampler, temperature {decoding['temperature']}, top-p "
+        f"`{results['model']}`{pinned}, {results['sampler']} sampler, temperature {decoding['temperature']}, top-p "
         f"{decoding['top_p']}, at most {decoding['max_tokens']} new tokens; {_how_asked(results)}"
         f"{as_trained if trained else ''}. In brackets: 95 % intervals over problems.",
         "",

@@ -3,8 +3,12 @@
 import json
 import re
 import shutil
+import sys
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
+from huggingface_hub import constants
 
 from crop_trl.commands import evaluate
 from crop_trl.evaluation.benchmarks import MATH_500_OVERLAPS
@@ -135,6 +139,48 @@ def test_a_model_is_asked_as_it_was_trained(benchmark, tmp_path):
         assert done.returncode == 1 and "mend it, or delete it" in done.stderr and "Traceback" not in done.stderr
 
 
+def test_a_model_of_the_hub_is_taken_at_its_revision_and_that_is_stored(benchmark, tmp_path, monkeypatch):
+    """In a cache as the hub's client leaves it; of `main` nothing can be loaded."""
+    repository = tmp_path / "hub" / "models--someone--model"
+    (repository / "refs").mkdir(parents=True)
+    for revision, commit in (("main", "a" * 40), ("v1", "b" * 40)):
+        (repository / "refs" / revision).write_text(commit)
+    (repository / "snapshots" / ("a" * 40)).mkdir(parents=True)
+    shutil.copytree(STUDENT, repository / "snapshots" / ("b" * 40))
+    save_how_asked(repository / "snapshots" / ("b" * 40), "{problem} Box it.")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    arguments = ["--model", "someone/model", "--sampler", "hf", "--samples", 1, "--max_tokens", 4]
+    arguments += ["--benchmark", benchmark, "--output", tmp_path / "out"]
+    assert "`--model` 'someone/model' cannot be loaded" in run(*arguments).stderr
+    pinned = [*arguments, "--model_revision", "v1"]
+    for done in (run(*pinned), run(*pinned), run("--regrade", tmp_path / "out")):
+        assert "`someone/model` at revision `v1`, hf sampler" in done.stdout, done.stderr
+        assert "prompts `{problem} Box it.`" in done.stdout
+    assert "holds 'sums' with model_revision 'v1', not None; use another folder." in run(*arguments).stderr
+    given = []
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=lambda **options: given.append(options) or Mock()))
+    run(*pinned, "--sampler", "vllm", "--output", tmp_path / "vllm")
+    assert given == [{"model": "someone/model", "revision": "v1", "tokenizer_revision": "v1"}]
+
+
+def test_an_evaluation_in_a_models_own_folder_moves_with_it(benchmark, tmp_path, monkeypatch):
+    model, moved = tmp_path / "a" / "model", tmp_path / "b" / "model"
+    shutil.copytree(STUDENT, model)
+    options = ["--sampler", "hf", "--samples", 1, "--max_tokens", 4, "--output"]
+    assert run("--model", model, "--benchmark", benchmark, *options, model / "evaluation").returncode == 0
+    model.parent.rename(moved.parent)
+    (moved / "checkpoint-1").mkdir()
+    monkeypatch.chdir(moved)
+    for name in (".", "../../b/model"):
+        done = run("--model", name, "--benchmark", f"{name[-1]}={benchmark}", *options, f"{name}/evaluation")
+        assert done.returncode == 0, done.stderr
+    # What was measured before the move stays.
+    assert list(load_results(moved / "evaluation")["benchmarks"]) == ["sums", ".", "l"]
+    # Another model in the folder is another.
+    done = run("--model", "checkpoint-1", "--benchmark", f"more={benchmark}", *options, "evaluation")
+    assert "with model '" in done.stderr and "use another folder" in done.stderr
+
+
 @pytest.mark.parametrize("conversational", [True, False])
 def test_a_student_of_plain_text_is_asked_in_plain_text(benchmark, tmp_path, conversational):
     model = tmp_path / "model"
@@ -184,6 +230,8 @@ MISTAKES = {
     RUN + "--dtype float32": "`--dtype` is for `--sampler hf`, and it is vllm",
     RUN + "--vllm_options [1": "`--vllm_options`",
     RUN + "--vllm_options [1]": "`--vllm_options`",
+    RUN + "--model_revision v1 --sampler server": "`--model_revision` is for a model that is loaded here; leave it out",
+    "--model ONE --benchmark sums=SUMS --output OUT --model_revision v1": "`model_revision` 'v1' is for the hub, and '",
     RUN + "--clean no.json": "`--clean` 'no.json'",
     RUN + "--clean CUT": "is not whole JSON",
     RUN + "--clean LIST": "holds a JSON list, not an",
