@@ -21,6 +21,11 @@ KEPT = 2
 _APART = ("config", "output_dir", "runs_dir", "run_name", "project", "world", "heatmap", "view", "use_cpu")
 _APART += ("disable_tqdm", "resume_from_checkpoint", "report_to", "selection_export_steps", "ddp_timeout")
 _APART_PREFIXES = ("logging_", "log_", "save_", "hub_", "push_to_hub", "trackio_", "dataloader_")
+# What is asked of a student before it is trained: on benchmarks, and on the held-out problems of training.
+OF_STUDENT = ("model_name_or_path", "model_revision", "prompt_template", "chat_template_kwargs", "conversational")
+_OF_HELD_OUT = ("reward", "stop_token_ids", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_OF_HELD_OUT += ("generation_kwargs", "model_init_kwargs", "max_completion_length", "max_prompt_length")
+_OF_HELD_OUT += ("max_prompt_length_kinds",)
 # Names of files have at most 255 bytes.
 _LONGEST_VALUE, _LONGEST_NAME = 40, 180
 
@@ -28,6 +33,11 @@ _LONGEST_VALUE, _LONGEST_NAME = 40, 180
 def is_apart(name: str) -> bool:
     """Whether a setting is none of those that make one run another."""
     return name in _APART or name.startswith(_APART_PREFIXES)
+
+
+def is_of_untrained(name: str, held_out: bool) -> bool:
+    """Whether a setting changes what the untrained student comes to, `held_out` problems included or not."""
+    return name in OF_STUDENT or held_out and (name in _OF_HELD_OUT or name.startswith("eval_dataset_"))
 
 
 def is_finished(folder: Path) -> bool:
@@ -61,6 +71,12 @@ def shown(value: Any) -> str:
     # Of a path the last part says most.
     end = text if text[:1] in "{[" else text.rstrip("/").rpartition("/")[2]
     return _cut(re.sub(r"[^\w.+-]+", "-", end, flags=re.ASCII).strip("-"), text, _LONGEST_VALUE)
+
+
+def joined(method: str, settings: Mapping[str, Any]) -> str:
+    """A name of a method and settings."""
+    name = ",".join([method, *(f"{name}={shown(value)}" for name, value in settings.items())])
+    return name if len(name) <= _LONGEST_NAME else _cut(name, name, _LONGEST_NAME)
 
 
 class OtherRunError(ValueError):
@@ -123,8 +139,6 @@ def named_run(defaults: Mapping[str, Any], file: Mapping[str, Any], given: Mappi
     before, after = {**defaults, **file}, {**defaults, **settings}
     first = "selector" if after.get("selector") else "method"
     changed = [n for n in sorted(given) if not is_apart(n) and before.get(n) != after[n] and n not in (first, "seed")]
-    name = ",".join(f"{n}={shown(after.get(n))}" for n in (first, *changed, "seed"))
-    if len(name) > _LONGEST_NAME:
-        name = _cut(name, name, _LONGEST_NAME)
+    name = joined(f"{first}={shown(after.get(first))}", {n: after.get(n) for n in (*changed, "seed")})
     world = after.get("world") or Path(given.get("config") or "run").stem
     return NamedRun(shown(world), name, settings, defaults)

@@ -19,13 +19,11 @@ from ..planning.shape import shape_of
 from ..training.results import RunResult
 from . import rows
 from .grid import read_grid, train_arguments
-from .naming import KEPT, LOCK, SETTINGS, NamedRun, OtherRunError, is_finished
+from .naming import KEPT, LOCK, OF_STUDENT, SETTINGS, NamedRun, OtherRunError, is_finished, joined
 from .running import Task, last_lines
 
 LOG = "log.txt"
 CROP_TRL = (sys.executable, "-m", "crop_trl.commands")
-# What of a run's settings means something to its untrained student.
-_OF_STUDENT = ("method", "model_name_or_path", "prompt_template", "chat_template_kwargs", "conversational")
 _UNTRAINED = "method=base"
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
@@ -109,14 +107,21 @@ class Study:
         return {key: row for key, row in self.rows.items() if is_asked(key, row)}
 
     def _untrained(self) -> dict[str, NamedRun]:
-        """The student of each world that has no row of it untrained: tables of benchmarks begin with it."""
-        first = {row["world"]: row for row in reversed(self.asked.values())}
-        found = {}
-        for world in set(first) - {row["world"] for row in self.rows.values() if row["method"] == "base"}:
-            settings = {**json.loads(first[world]["settings"]), "method": "base"}
-            run = NamedRun(world, _UNTRAINED, settings, self.defaults)
-            found[run.key] = run
-        return found
+        """Each student of a world that has no row of it untrained: tables of benchmarks begin with these."""
+        worlds, measured = {}, []
+        for row in self.asked.values():
+            settings = {**self.defaults, **json.loads(row["settings"])}
+            student = {name: settings.get(name) for name in OF_STUDENT}
+            students = worlds.setdefault(row["world"], [])
+            students += [student] * (student not in students)
+            measured += [(row["world"], student)] * (row["method"] == "base")
+        runs = []
+        for world, students in worlds.items():
+            apart = [name for name in OF_STUDENT if any(each[name] != students[0][name] for each in students)]
+            for student in (each for each in students if (world, each) not in measured):
+                name = joined(_UNTRAINED, {name: student[name] for name in apart})
+                runs.append(NamedRun(world, name, {**student, "method": "base"}, self.defaults))
+        return {run.key: run for run in runs}
 
     def evaluations(self, options, benchmarks, check_same) -> list[Task]:
         """
@@ -135,6 +140,8 @@ class Study:
             words += ["--output", str(folder / rows.EVALUATION)]
             # How problems are put to a trained model lies beside it.
             words += ["--training_run", str(folder)] if trained else _how_asked(settings)
+            if not trained and settings.get("model_revision") not in (None, "main"):
+                words += ["--model_revision", settings["model_revision"]]
             words += options
             done = json.loads(row.get("evaluation") or "{}")
             sizes = {name: (part["samples"], part["problems"]) for name, part in done.items()}
@@ -183,7 +190,7 @@ class Study:
         key, settings = row["run"], json.loads(row["settings"])
         name = key.partition("/")[2]
         if name == _UNTRAINED:
-            settings = {name: value for name, value in settings.items() if name in _OF_STUDENT}
+            settings = {name: value for name, value in settings.items() if name in ("method", *OF_STUDENT)}
         run = NamedRun(row["world"], name, settings, self.defaults)
         known, where = self._known.setdefault(key, (run, repr(str(file))))
         known.check_same(settings, f"{key} of {str(file)!r}", where)

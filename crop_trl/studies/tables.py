@@ -13,6 +13,7 @@ from ..evaluation.run import averaged
 from ..evaluation.tables import between, bold_maxima, has_budget, main_table, shared_benchmarks
 from ..methods import METHODS
 from ..text import markdown_table
+from .naming import is_of_untrained
 from .rows import Row
 
 # A method's own name comes first in a table; the seed is what means are taken over.
@@ -26,10 +27,12 @@ HELD_OUT = "the held-out problems of training"
 
 @dataclass
 class Group:
-    """Runs that differ in their seed alone; `settings` are those in which a world's runs differ."""
+    """Runs that differ in their seed alone; `settings` are those in which a world's runs differ, `bound` those of them
+    in which what it is compared with has to agree."""
 
     method: str
     settings: dict[str, Any]
+    bound: set[str] = field(default_factory=set)
     rows: dict[int, Row] = field(default_factory=dict)  # by seed
     results: dict[int, dict[str, Any]] = field(default_factory=dict)  # by seed, on each benchmark that is compared
 
@@ -94,15 +97,18 @@ def groups_of(rows: Sequence[Row], defaults: Mapping[str, Any], compared: Sequen
     names = sorted({name for each in settings for name in each} - set(_OWN))
     varied = []
     for name in names:
-        told = [row["method"] if name in _OF_METHOD else None for row in rows]
-        values = (json.dumps(each.get(name), sort_keys=True) for each in settings)
+        counted = [(row, own) for row, own in zip(rows, settings) if _means_something(name, row)]
+        told = [row["method"] if name in _OF_METHOD else None for row, _ in counted]
+        values = (json.dumps(own.get(name), sort_keys=True) for _, own in counted)
         varied += [name] * (len(set(zip(told, values))) > len(set(told)))
+    bound = {name for name in varied if is_of_untrained(name, list(compared) == [HELD_OUT])}
     found: dict[str, Group] = {}
     for row, own in zip(rows, settings):
-        # To a method that keeps every token the ratio means nothing, to the untrained student nothing does.
-        ignored = varied if row["method"] == "base" else ["retention_ratio"] * (not has_budget(row["method"]))
-        shown = {name: None if name in ignored else own.get(name) for name in varied}
-        group = found.setdefault(json.dumps([row["method"], shown], sort_keys=True), Group(row["method"], shown))
+        # To a method that keeps every token the ratio means nothing.
+        ignored = ["retention_ratio"] * (not has_budget(row["method"]))
+        shown = {n: own.get(n) if _means_something(n, row) and n not in ignored else None for n in varied}
+        new = Group(row["method"], shown, bound if row["method"] == "base" else set())
+        group = found.setdefault(json.dumps([row["method"], shown], sort_keys=True), new)
         if row["seed"] not in group.results:
             group.rows[row["seed"]], results = row, results_of(row)
             if results.keys() >= set(compared):
@@ -110,14 +116,21 @@ def groups_of(rows: Sequence[Row], defaults: Mapping[str, Any], compared: Sequen
     return sorted(found.values(), key=lambda group: -fmean(group.accuracy.values()) if group.results else 1)
 
 
+def _means_something(name: str, row: Row) -> bool:
+    """Whether a setting changes what a row has: to the untrained student most do not."""
+    return row["method"] != "base" or is_of_untrained(name, row.get("accuracy_before") is not None)
+
+
 def nearest(group: Group, others: Iterable[Group]) -> list[Group]:
-    """Of some groups those at the same budget whose other settings agree best with those of another."""
+    """Of some groups those at the same budget whose other settings agree best with those of another; of the untrained
+    student those that are this one's."""
 
     def agreement(other: Group) -> int:
         return sum(value == other.settings[name] for name, value in group.settings.items())
 
     ratio = group.settings.get("retention_ratio")
     candidates = [o for o in others if ratio is None or o.settings["retention_ratio"] in (ratio, None)]
+    candidates = [o for o in candidates if all(o.settings[n] == group.settings[n] for n in group.bound | o.bound)]
     best = max(map(agreement, candidates), default=None)
     return [other for other in candidates if agreement(other) == best]
 
@@ -210,7 +223,8 @@ def _differences(groups: Sequence[Group], against: str) -> str:
         near = nearest(group, references)
         ahead = _ahead(group, near[0]) if len(near) == 1 else {}
         if not ahead:
-            why = "not measured" if not group.results else f"no `{against}` at its budget" if not near else ""
+            of = "of its student and data" if "base" in (group.method, against) else "at its budget"
+            why = "not measured" if not group.results else f"no `{against}` {of}" if not near else ""
             why = why or ("no seed in common" if len(near) == 1 else f"{len(near)} groups of `{against}` fit")
             left.append(f"{group.label} ({why})")
             continue

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shlex
 
 import pandas
 import pytest
@@ -115,6 +116,75 @@ def test_the_untrained_student_stands_beside_every_seed():
     found = [row("base", 7, None, evaluation=shares), *(row("crop", seed, None, evaluation=better) for seed in (0, 1))]
     found = cells(study_markdown(found, DEFAULTS, "base"), "crop", "differences to base")
     assert found[:2] == ["2", "+25.0 (+25.0 to +25.0)"] and found[4] != "-"
+
+
+def measured_on(mean: float, **drawn):
+    """What a row says of two problems of a benchmark `x`."""
+    part = {"mean": mean, "pass": 1.0, "samples": 2, "problems": 2, "shares": {"1": mean, "2": mean}}
+    return {"x": part | ({"drawn": drawn} if drawn else {})}
+
+
+@pytest.mark.parametrize("of", ["model_name_or_path", "model_revision", "eval_dataset_name", "temperature"])
+def test_an_untrained_student_stands_beside_its_own_runs_alone(of):
+    """In whatever order rows come; what means nothing before training, such as the rate, makes no second one."""
+    found = []
+    for value, before in (("weak", 0.1), ("strong", 0.8)):
+        found += [row("base", 0, None, learning_rate=rate, **{of: value}) for rate in (1e-5, 1e-6)]
+        found += [row("opd", seed, before + 0.05, learning_rate=1e-5, **{of: value}) for seed in (0, 1)]
+        found[-4:] = [each | {"accuracy_before": before} for each in found[-4:]]
+    found.append(row("crop", 0, 0.9, learning_rate=1e-6, **{of: "third"}))
+    for each in (found, found[::-1]):
+        text = study_markdown(each, DEFAULTS, "base")
+        header, *lines = table(text)
+        at = {name: place for place, name in enumerate(header)}
+        assert {(line[at[of]], line[at["Before (%)"]]) for line in lines if line[0] == "base"} == {
+            ("weak", "10.0"),
+            ("strong", "80.0"),
+        }
+        assert [line[at["learning_rate"]] for line in lines if line[0] == "base"] == ["-", "-"]
+        header, *lines = table(text, "differences to base")
+        points = header.index("Difference (points)")
+        assert [line[points] for line in lines] == ["+5.0 (+5.0 to +5.0)"] * 2
+        left = text.partition("Not compared: ")[2]
+        assert f"{of} third" in left and "(no `base` of its student and data)." in left
+    # Rows that were measured on a benchmark alone, where held-out problems and sampling of training do not count.
+    found = [each | {"accuracy_before": None, "accuracy_after": None} for each in found]
+    values = {"weak": (0.0, 0.5), "strong": (0.5, 1.0), "third": (0.5, 1.0)}
+    for each in found:
+        mean = values[json.loads(each["settings"])[of]][each["method"] != "base"]
+        each["evaluation"] = json.dumps(
+            measured_on(mean if of.startswith("model") else 0.5 * (each["method"] != "base"))
+        )
+    lines = table(study_markdown(found, DEFAULTS, "base"), "differences to base")[1:]
+    compared = {("opd", "weak"), ("opd", "strong")} | ({("crop", "third")} if not of.startswith("model") else set())
+    at = header.index(of)
+    assert {(line[0], line[at]) for line in lines} == compared and {line[points][:5] for line in lines} == {"+50.0"}
+
+
+def test_each_student_of_a_world_is_measured_untrained_as_it_is_trained(tmp_path, capsys):
+    (tmp_path / "x.jsonl").write_text('{"problem": "1+1?", "answer": "2"}\n')
+    (tmp_path / "out").mkdir()
+
+    def left(*runs):
+        write_rows(tmp_path / "out/runs.parquet", {each["run"]: each for each in runs})
+        given = ["--table", "--output", str(tmp_path / "out"), "--benchmarks", f"x={tmp_path}/x.jsonl", "--dry_run"]
+        assert study.main(given) == 0
+        found = (each.partition("\n") for each in capsys.readouterr().out.split("# ") if each.startswith("w/"))
+        return {key: shlex.split(command) for key, _, command in found}
+
+    def student(words):
+        return [words[words.index(name) + 1] for name in ("--model", "--model_revision") if name in words]
+
+    runs = [row("opd", seed, 0.5, model_name_or_path="a/one", learning_rate=10.0**-seed) for seed in (5, 6)]
+    assert {key: student(words) for key, words in left(*runs).items()} == {"w/method=base": ["a/one"]}
+    runs += [row("opd", 0, 0.5, model_name_or_path="a/one", model_revision="v1")]
+    pinned = {"w/method=base,model_revision=main": ["a/one"], "w/method=base,model_revision=v1": ["a/one", "v1"]}
+    for each in (runs, runs[::-1]):
+        assert {key: student(words) for key, words in left(*each).items()} == pinned
+    # One was measured before the other came, with the settings of some run.
+    base = row("base", 7, None, evaluation=measured_on(0.5), model_name_or_path="a/one", learning_rate=1.0)
+    base["run"] = "w/method=base"
+    assert list(left(*runs, base)) == ["w/method=base", "w/method=base,model_revision=v1"]
 
 
 def test_two_files_with_a_method_of_one_name_are_two_methods():
