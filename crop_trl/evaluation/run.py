@@ -62,21 +62,14 @@ class Plan:
         for name in stored_names(self.output):
             self._refuse_other(name, self.asked())
 
-    def check_same(self) -> None:
-        """Raise `ValueError` where what is there was made otherwise, wherever the model lay."""
-        remedy = "ask as before, or delete it and the table of the study"
-        for benchmark in self.stores():
-            wanted = {k: v for k, v in self.settings(benchmark).items() if k not in ("model", "batch_size")}
-            self._refuse_other(benchmark.store, wanted, remedy)
-
-    def _refuse_other(self, name: str, wanted: dict[str, Any], remedy: str = "use another folder") -> None:
+    def _refuse_other(self, name: str, wanted: dict[str, Any]) -> None:
         """Raise `ValueError` where generations of a benchmark were made with other settings."""
         store = Store(self.output, name)
         stored = store.settings() if store.read() else wanted
         for setting, value in wanted.items():
             if not self.is_same(setting, stored.get(setting), value):
                 what = f"{name!r} with {setting} {stored.get(setting)!r}, not {value!r}"
-                raise ValueError(f"{str(self.output)!r} holds {what}; {remedy}.")
+                raise ValueError(f"{str(self.output)!r} holds {what}; use another folder.")
 
     def is_same(self, setting: str, stored: Any, value: Any) -> bool:
         """Whether two values mean one thing: the folder of a run may move with the evaluation that lies in it."""
@@ -114,6 +107,17 @@ class Plan:
         if self.sampler == "hf":  # its draws depend on what shares a batch
             settings["batch_size"] = self.batch_size
         return settings
+
+
+def told_apart(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a plan's settings that tell evaluations apart, wherever the model lay and whatever shared a batch."""
+    return {name: value for name, value in settings.items() if name not in ("benchmark", "model", "batch_size")}
+
+
+def stored_settings(output: str | Path, name: str) -> dict[str, Any] | None:
+    """What the generations were made with that a benchmark's results are of; `None` where they are gone."""
+    stores = (Store(output, each) for each in (name, name.removesuffix(CLEAN)))
+    return next((store.settings() for store in stores if store.settings_path.is_file()), None)
 
 
 def asked_otherwise(asked: Mapping[str, Any], trained: Mapping[str, Any]) -> list[str]:

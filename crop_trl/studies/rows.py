@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from ..evaluation.run import averaged
+from ..evaluation.run import averaged, stored_settings, told_apart
 from ..files import read_object, read_rows, replacing
 from ..training.results import FILE, STATISTICS, RunResult
 from .naming import SETTINGS
@@ -50,6 +50,8 @@ def row_of(folder: Path, key: str, defaults: Mapping[str, Any]) -> Row:
             parts[name] = {kind: found[kind] for kind in ("mean", "pass", "samples", "problems")}
             # The share of right answers to each problem.
             parts[name]["shares"] = {id: fmean(verdicts) for id, verdicts in found["verdicts"].items()}
+            if drawn := stored_settings(evaluation.parent, name):
+                parts[name]["drawn"] = told_apart(drawn)
         return merged({}, row | {"evaluation": json.dumps(parts)})
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from ..evaluation.run import Plan, told_apart
 from ..planning.shape import shape_of
 from ..training.results import RunResult
 from . import rows
@@ -123,10 +124,10 @@ class Study:
                 runs.append(NamedRun(world, name, {**student, "method": "base"}, self.defaults))
         return {run.key: run for run in runs}
 
-    def evaluations(self, options, benchmarks, check_same) -> list[Task]:
+    def evaluations(self, options, benchmarks, plan_of) -> list[Task]:
         """
         `crop-trl evaluate` with these options for each finished run whose model is here and that lacks one of these
-        benchmarks; `check_same` raises `ValueError` where one that lacks none was asked otherwise.
+        benchmarks. Raises `ValueError` where one that lacks none was asked otherwise than `plan_of` the options says.
         """
         self.students = self._untrained()
         students = {k: {"method": "base", "settings": json.dumps(run.settings)} for k, run in self.students.items()}
@@ -138,16 +139,17 @@ class Study:
             model = folder if trained else settings["model_name_or_path"]
             words = ["evaluate", "--model", str(model), "--label", row["method"]]
             words += ["--output", str(folder / rows.EVALUATION)]
-            # How problems are put to a trained model lies beside it.
-            words += ["--training_run", str(folder)] if trained else _how_asked(settings)
+            done = json.loads(row.get("evaluation") or "{}")
+            if trained and folder.is_dir():  # how problems are put to a model lies beside it
+                words += ["--training_run", str(folder)]
+            else:
+                words += _how_asked(settings if not trained else next(_drawn(done), settings))
             if not trained and settings.get("model_revision") not in (None, "main"):
                 words += ["--model_revision", settings["model_revision"]]
             words += options
-            done = json.loads(row.get("evaluation") or "{}")
             sizes = {name: (part["samples"], part["problems"]) for name, part in done.items()}
             if all(sizes.get(each.name) == (each.samples, len(each.examples)) for each in benchmarks):
-                if (folder / rows.EVALUATION).is_dir():
-                    check_same(words[1:])
+                _check_same(key, done, plan_of(words[1:]))
                 continue
             if trained and not _weights_in(folder):
                 gone += 1
@@ -255,6 +257,24 @@ def _how_asked(settings: Mapping[str, Any]) -> list[str]:
     options = options if isinstance(options, str) else json.dumps(options)
     form = "--conversational" if settings["conversational"] else "--no-conversational"
     return ["--prompt_template", settings["prompt_template"], "--chat_template_kwargs", options, form]
+
+
+def _drawn(evaluation: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """How the benchmarks of a row were drawn, as far as that is known."""
+    return (part["drawn"] for part in evaluation.values() if part.get("drawn"))
+
+
+def _check_same(key: str, evaluation: Mapping[str, Any], plan: Plan) -> None:
+    """Raise `ValueError` where what a row has was asked otherwise than is planned."""
+    for benchmark in plan.stores():
+        wanted = told_apart(plan.settings(benchmark))
+        drawn = evaluation[benchmark.name].get("drawn") or wanted
+        for name in wanted:
+            if drawn.get(name) != wanted[name]:
+                raise ValueError(
+                    f"{key} was evaluated on {benchmark.name!r} with {name} {drawn.get(name)!r}, not {wanted[name]!r}; "
+                    "ask as before, or delete its evaluation and the tables that have its row."
+                )
 
 
 def _weights_in(folder: Path) -> list[Path]:

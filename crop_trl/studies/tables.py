@@ -13,7 +13,7 @@ from ..evaluation.run import averaged
 from ..evaluation.tables import between, bold_maxima, has_budget, main_table, shared_benchmarks
 from ..methods import METHODS
 from ..text import markdown_table
-from .naming import is_of_untrained
+from .naming import OF_STUDENT, is_of_untrained
 from .rows import Row
 
 # A method's own name comes first in a table; the seed is what means are taken over.
@@ -144,12 +144,15 @@ def study_markdown(
         worlds.setdefault(row["world"], []).append(row)
     order = {method: place for place, method in enumerate(["base", *METHODS])}  # the paper's
     parts = []
-    evaluated: dict[tuple[str, ...], list[dict[str, Any]]] = {}  # by the benchmarks that a world's runs share
+    evaluated: dict[str, list[dict[str, Any]]] = {}  # by what a world's runs share
+    unknown = 0
     for world, own in sorted(worlds.items()):
+        own, left, more = _alike(own, defaults)
+        unknown += more
         compared = compared_in(own, average)
         measure = f"Accuracy is {'that on' if compared == [HELD_OUT] else 'Avg. of'} {', '.join(compared)}.\n"
         groups = groups_of(own, defaults, compared)
-        parts += [f"## {world}", "", _means(groups, compared != [HELD_OUT])]
+        parts += [f"## {world}", "", _means(groups, compared != [HELD_OUT]), *left]
         if against is not None:
             parts += [f"### {world}: differences to {against}", "", _differences(groups, against), measure]
         if budgets := _budgets(groups):
@@ -163,11 +166,50 @@ def study_markdown(
             fewer = f" ({len(measured)} of {len(each)})" * (len(measured) < len(each))
             results += [{**one, "label": group.label + fewer} for one in measured]
         if results:
-            evaluated.setdefault(tuple(shared_benchmarks(results)), []).extend(results)
+            shared = {name: _conditions(results[0]["benchmarks"][name]) for name in shared_benchmarks(results)}
+            # The paper's two settings differ in how students are asked.
+            alike = {n: {k: v for k, v in each.items() if k not in OF_STUDENT} for n, each in shared.items()}
+            evaluated.setdefault(json.dumps(alike, sort_keys=True), []).extend(results)
     for results in evaluated.values():
         names = ", ".join(dict.fromkeys(each["setting"] for each in results))
         parts += [f"## Benchmarks (%): {names}", "", main_table(results, average)]
+    if unknown:
+        parts.append(f"How {unknown} runs were evaluated is not known; they are taken to be like the others.\n")
     return "\n".join(parts)
+
+
+def _conditions(part: Mapping[str, Any]) -> dict[str, Any]:
+    """What two results of a benchmark have to agree in, as far as it is known; tables tell the student."""
+    drawn = {name: value for name, value in (part.get("drawn") or {}).items() if name != "model_revision"}
+    return {"number of problems": part["problems"], "samples": part["samples"], **drawn}
+
+
+def _alike(rows: Sequence[Row], defaults: Mapping[str, Any]) -> tuple[list[Row], list[str], int]:
+    """Rows of one world without the benchmarks on which they were evaluated differently, a line for each of these, and
+    of how many rows it is not known."""
+    settings = [{**defaults, **json.loads(row["settings"])} for row in rows]
+    # In a study of prompts evaluations differ as the runs do, which the table tells.
+    varied = {name for name in OF_STUDENT if len({json.dumps(each.get(name)) for each in settings}) > 1}
+    found = {row["run"]: json.loads(row.get("evaluation") or "{}") for row in rows}
+    lines = []
+    for name in dict.fromkeys(name for each in found.values() for name in each):
+        conditions = [(run, _conditions(each[name])) for run, each in found.items() if name in each]
+        for setting in dict.fromkeys(setting for _, each in conditions for setting in each if setting not in varied):
+            values = {}
+            for run, each in conditions:
+                if setting in each:
+                    values.setdefault(json.dumps(each[setting], sort_keys=True), run)
+            if len(values) > 1:
+                (one, first), (other, second) = list(values.items())[:2]
+                lines.append(
+                    f"Left out: {name}. {first} was evaluated with `{setting}` {one}, {second} with {other}; evaluate "
+                    "them alike.\n"
+                )
+                for each in found.values():
+                    each.pop(name, None)
+                break
+    unknown = sum(not all(part.get("drawn") for part in each.values()) for each in found.values())
+    return [{**row, "evaluation": json.dumps(found[row["run"]])} for row in rows], lines, unknown
 
 
 def _means(groups: Sequence[Group], evaluated: bool) -> str:

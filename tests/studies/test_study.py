@@ -104,9 +104,9 @@ def test_a_study_that_is_killed_goes_on_and_ends_with_a_row_for_each_run(tmp_pat
     # Asked otherwise than it was.
     (tmp_path / "other.jsonl").write_text(heldout.read_text().replace('problem": "', 'problem": "Now: '))
     for was, now, sentence in (
-        (f"short={heldout}", f"short={tmp_path}/other.jsonl", "evaluation' holds 'short' with problems '"),
+        (f"short={heldout}", f"short={tmp_path}/other.jsonl", "was evaluated on 'short' with problems '"),
         (f"short={heldout}", f"short={tmp_path}/none.jsonl", "none.jsonl' does not exist"),
-        ("32", "16", "evaluation' holds 'short' with max_tokens 32, not 16; ask as before, or delete it and"),
+        ("32", "16", "was evaluated on 'short' with max_tokens 32, not 16; ask as before, or delete its evaluation"),
     ):
         with pytest.raises(SystemExit, match=re.escape(sentence)):
             study.main(["--output", str(output), *({was: now}.get(word, word) for word in options)])
@@ -131,6 +131,11 @@ def test_a_study_that_is_killed_goes_on_and_ends_with_a_row_for_each_run(tmp_pat
         assert study.main([str(grid), "--output", str(tmp_path / "elsewhere"), *elsewhere]) == 0
         assert "Runs: 2 finished, 0 to go" in capsys.readouterr().out
     assert read_rows(tmp_path / "elsewhere/runs.parquet") == rows
+    # There, too, it is known how they were evaluated.
+    other = ["--output", str(tmp_path / "elsewhere"), *options]
+    assert study.main(other) == 0 and "not known" not in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="was evaluated on 'short' with max_tokens 32, not 16"):
+        study.main(["16" if word == "32" else word for word in other])
     assert not list((tmp_path / "elsewhere").glob("*/*"))
     # Another run under the name of a finished one.
     base = tmp_path / "base.yaml"

@@ -325,6 +325,43 @@ def test_worlds_on_other_benchmarks_have_tables_of_their_own():
     assert "Left out, as some runs lack them: y." in text
 
 
+def test_no_table_has_a_benchmark_on_which_its_runs_were_evaluated_differently():
+    """The other benchmark, and the tables of the other world, stay; in a study of prompts these differ."""
+    drawn = {"max_tokens": 32, "sampler": "hf", "problems": "be40", "prompt_template": "{problem}", "temperature": 0.7}
+
+    def evaluated(part=None, **other):
+        found = {**measured_on(0.5, **drawn), "y": {**measured_on(1.0, **drawn)["x"]}}
+        return found | {"x": found["x"] | {"drawn": drawn | other} | (part or {})}
+
+    def text(part=None, asked=None, **other):
+        found = [row("opd", 0, None, evaluation=evaluated()), row("crop", 0, None, evaluation=evaluated(part, **other))]
+        found[1]["settings"] = json.dumps(json.loads(found[1]["settings"]) | (asked or {}))
+        return study_markdown([*found, row("crop", 0, None, "v", evaluated(part, **other))], DEFAULTS, "opd")
+
+    assert "Left out" not in text() and text().count("## Benchmarks (%)") == 1 and "not known" not in text()
+    for setting, value, one, other in (
+        ("max_tokens", 16, "32", "16"),
+        ("temperature", 0, "0.7", "0"),
+        ("sampler", "vllm", '"hf"', '"vllm"'),
+        ("problems", "2976", '"be40"', '"2976"'),
+        ("prompt_template", "Now: {problem}", '"{problem}"', '"Now: {problem}"'),
+    ):
+        said = text(**{setting: value})
+        line = f'Left out: x. w/{{"method": "opd", "seed": 0}} was evaluated with `{setting}` {one}, '
+        assert f'{line}w/{{"method": "crop", "seed": 0}} with {other}; evaluate them alike.' in said
+        assert [line[:2] for line in table(said, "## Benchmarks (%): w")[1:]] == [["opd", "100.00"], ["crop", "100.00"]]
+        assert cells(said, "crop", "## Benchmarks (%): v") == ["75.00", "50.00", "100.00", "100.00", "100.00"]
+        assert said.count("Accuracy is Avg. of y.") == said.count("Accuracy is Avg. of x, y.") == 1
+    assert "`samples` 2, w" in text({"samples": 4}) and "`number of problems` 2, w" in text({"problems": 40})
+    assert "Left out" not in text(asked={"prompt_template": "Now: {problem}"}, prompt_template="Now: {problem}")
+    # The paper's two settings differ in how a student is asked, and are one table; others are two.
+    for other, tables in (({"prompt_template": "Now: {problem}"}, 1), ({"max_tokens": 16}, 2)):
+        worlds = [row("opd", 0, None, "v", evaluated()), row("opd", 0, None, "w", evaluated(**other))]
+        assert study_markdown(worlds, DEFAULTS).count("## Benchmarks (%)") == tables
+    # A row of before this was written down.
+    assert text({"drawn": None}).count("How 2 runs were evaluated is not known; they are taken to be like the") == 1
+
+
 def test_rows_come_back_whatever_they_hold(tmp_path):
     found = {r["run"]: r for r in rows()}
     first, second = list(found)[:2]
