@@ -26,6 +26,8 @@ OF_STUDENT = ("model_name_or_path", "model_revision", "prompt_template", "chat_t
 _OF_HELD_OUT = ("reward", "stop_token_ids", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _OF_HELD_OUT += ("generation_kwargs", "model_init_kwargs", "max_completion_length", "max_prompt_length")
 _OF_HELD_OUT += ("max_prompt_length_kinds",)
+# Settings that may name a file; its hash is a setting too.
+_FILES, _HASH = ("selector", "dataset_name", "eval_dataset_name"), "_sha256"
 # Names of files have at most 255 bytes.
 _LONGEST_VALUE, _LONGEST_NAME = 40, 180
 
@@ -79,6 +81,16 @@ def joined(method: str, settings: Mapping[str, Any]) -> str:
     return name if len(name) <= _LONGEST_NAME else _cut(name, name, _LONGEST_NAME)
 
 
+def is_unknown(name: str, value: Any) -> bool:
+    """Whether a value tells nothing: the hash of a file that was not there or is not yet written down."""
+    return value is None and name.endswith(_HASH)
+
+
+def short(name: str, value: Any) -> Any:
+    """A value to be read: of a hash the beginning."""
+    return value[:8] if name.endswith(_HASH) and value else value
+
+
 class OtherRunError(ValueError):
     """What stands under a run's name is another's."""
 
@@ -106,10 +118,12 @@ class NamedRun:
         """Raise [`OtherRunError`] where the settings stored under its name are another run's."""
         own, theirs = (_as_json({**self.defaults, **each}) for each in (self.settings, stored))
         for name in sorted({*own, *theirs}):
-            if own.get(name) != theirs.get(name) and not is_apart(name):
+            values = theirs.get(name), own.get(name)
+            if values[0] != values[1] and not is_apart(name) and not any(is_unknown(name, each) for each in values):
+                its, here_it = (repr(short(name, each)) for each in values)
                 raise OtherRunError(
-                    f"{where} is of a run with `{name}` {theirs.get(name)!r}, and in {here} it is "
-                    f"{own.get(name)!r}; give another folder, another `world`, or take one of them away."
+                    f"{where} is of a run with `{name}` {its}, and in {here} it is {here_it}; give another folder, "
+                    "another `world`, or take one of them away."
                 )
 
     def check_folder(self, folder: Path) -> None:
@@ -132,10 +146,11 @@ def named_run(defaults: Mapping[str, Any], file: Mapping[str, Any], given: Mappi
     """
     defaults, file, given = _as_json(defaults), _as_json(file), _as_json(given)
     settings = {**file, **{name: value for name, value in given.items() if name != "config"}}
-    if settings.get("selector"):
-        defined_in = Path(str(settings["selector"]).rpartition(":")[0]).expanduser()
-        if defined_in.is_file():  # or the run will be refused
-            settings["selector_sha256"] = hashlib.sha256(defined_in.read_bytes()).hexdigest()
+    for name in _FILES:
+        source = str(settings.get(name) or "")
+        path = Path(source.rpartition(":")[0] if name == "selector" else source).expanduser()
+        if path.is_file():  # or it is on the hub, or the run will be refused
+            settings[name.removesuffix("_name") + _HASH] = hashlib.sha256(path.read_bytes()).hexdigest()
     before, after = {**defaults, **file}, {**defaults, **settings}
     first = "selector" if after.get("selector") else "method"
     changed = [n for n in sorted(given) if not is_apart(n) and before.get(n) != after[n] and n not in (first, "seed")]

@@ -13,13 +13,14 @@ from ..evaluation.run import averaged
 from ..evaluation.tables import between, bold_maxima, has_budget, main_table, shared_benchmarks
 from ..methods import METHODS
 from ..text import markdown_table
-from .naming import OF_STUDENT, is_of_untrained
+from .naming import OF_STUDENT, is_of_untrained, is_unknown, short
 from .rows import Row
 
 # A method's own name comes first in a table; the seed is what means are taken over.
 _OWN = ("method", "seed")
-# What a method's name says already, unless two files define methods of one name.
-_OF_METHOD = ("selector", "selector_sha256")
+# What another setting says already, unless two files have one name.
+_TOLD_BY = {"selector": "method", "selector_sha256": "selector"}
+_TOLD_BY |= {"dataset_sha256": "dataset_name", "eval_dataset_sha256": "eval_dataset_name"}
 # The paper's ablation of selectors, in its order.
 _ABLATION = ("cf-opd", "pc-opd", "random", "crop-bottom", "crop-student", "crop")
 HELD_OUT = "the held-out problems of training"
@@ -97,16 +98,17 @@ def groups_of(rows: Sequence[Row], defaults: Mapping[str, Any], compared: Sequen
     names = sorted({name for each in settings for name in each} - set(_OWN))
     varied = []
     for name in names:
-        counted = [(row, own) for row, own in zip(rows, settings) if _means_something(name, row)]
-        told = [row["method"] if name in _OF_METHOD else None for row, _ in counted]
-        values = (json.dumps(own.get(name), sort_keys=True) for _, own in counted)
+        counted = [own | {"method": row["method"]} for row, own in zip(rows, settings) if _means_something(name, row)]
+        counted = [own for own in counted if not is_unknown(name, own.get(name))]
+        told = [own.get(_TOLD_BY.get(name)) for own in counted]
+        values = (json.dumps(own.get(name), sort_keys=True) for own in counted)
         varied += [name] * (len(set(zip(told, values))) > len(set(told)))
     bound = {name for name in varied if is_of_untrained(name, list(compared) == [HELD_OUT])}
     found: dict[str, Group] = {}
     for row, own in zip(rows, settings):
         # To a method that keeps every token the ratio means nothing.
         ignored = ["retention_ratio"] * (not has_budget(row["method"]))
-        shown = {n: own.get(n) if _means_something(n, row) and n not in ignored else None for n in varied}
+        shown = {n: short(n, own.get(n)) if _means_something(n, row) and n not in ignored else None for n in varied}
         new = Group(row["method"], shown, bound if row["method"] == "base" else set())
         group = found.setdefault(json.dumps([row["method"], shown], sort_keys=True), new)
         if row["seed"] not in group.results:

@@ -126,20 +126,28 @@ def test_a_name_that_stands_twice_is_refused_and_a_date_is_text(tmp_path):
         read_grid(path)
 
 
-def test_a_run_keeps_its_folder_from_another_one_that_has_not_just_failed(tmp_path):
-    """A method's file that was changed makes another run of the same name."""
+@pytest.mark.parametrize("setting", ["selector", "dataset_name", "eval_dataset_name"])
+def test_a_run_keeps_its_folder_from_another_one_that_has_not_just_failed(tmp_path, setting):
+    """A file of a method or of data that was changed makes another run of the same name."""
     mine = tmp_path / "mine.py"
+    given = {setting: f"{mine}:f" if setting == "selector" else str(mine)}
+    unknown = named_run({}, {}, given)
     mine.write_text("one")
-    first = named_run({}, {}, {"selector": f"{mine}:f"})
+    first = named_run({}, {}, given)
     mine.write_text("two")
-    second = named_run({}, {}, {"selector": f"{mine}:f"})
-    assert first.key == second.key
+    second = named_run({}, {}, given)
+    assert first.key == second.key == unknown.key and "sha256" not in first.key
+    # Settings that were stored before hashes of data were.
+    unknown.check_same(first.settings, "here")
+    first.check_same(unknown.settings, "here")
     first.claim(tmp_path / "run")
     second.check_folder(tmp_path / "run")
     for left in ("checkpoint-1", "result.json"):
         (tmp_path / "run" / left).touch()
         first.check_folder(tmp_path / "run")
-        with pytest.raises(ValueError, match="run' is of a run with `selector_sha256` '.*give another folder"):
+        hashed = setting.removesuffix("_name") + "_sha256"
+        sentence = rf"run' is of a run with `{hashed}` '\w{{8}}', and in this one it is '\w{{8}}'; give another folder"
+        with pytest.raises(ValueError, match=sentence):
             second.check_folder(tmp_path / "run")
         (tmp_path / "run" / left).unlink()
 

@@ -188,16 +188,30 @@ def test_each_student_of_a_world_is_measured_untrained_as_it_is_trained(tmp_path
 
 
 def test_two_files_with_a_method_of_one_name_are_two_methods():
-    found = [row("mine.py:f", seed, 0.3, selector=f"{f}/mine.py:f") for f in "ab" for seed in (0, 1)]
-    found += [row("mine.py:f", seed, 0.5, selector="a/mine.py:f", selector_sha256="1") for seed in (2, 3)]
+    hashes = dict.fromkeys("ab", "0" * 64)
+    found = [
+        row("mine.py:f", seed, 0.3, selector=f"{f}/mine.py:f", selector_sha256=hashes[f])
+        for f in "ab"
+        for seed in (0, 1)
+    ]
+    found += [row("mine.py:f", seed, 0.5, selector="a/mine.py:f", selector_sha256="1" * 64) for seed in (2, 3)]
     header, *lines = table(study_markdown([*found, row("opd", 0, 0.2)], DEFAULTS))
     assert header[:3] == ["Method", "selector", "selector_sha256"] and "Seeds" in header
     assert sorted(line[1:4] for line in lines) == [
         ["-", "-", "1"],
-        ["a/mine.py:f", "-", "2"],
-        ["a/mine.py:f", "1", "2"],
-        ["b/mine.py:f", "-", "2"],
+        ["a/mine.py:f", "0" * 8, "2"],
+        ["a/mine.py:f", "1" * 8, "2"],
+        ["b/mine.py:f", "0" * 8, "2"],
     ]
+    # Of data, too, a hash is shown where a name has two, and what is not known is like what is.
+    one, two, three = (
+        {"eval_dataset_name": "x.jsonl", "eval_dataset_sha256": sha} for sha in ("1" * 64, "2" * 64, None)
+    )
+    other = {"eval_dataset_name": "y.jsonl", "eval_dataset_sha256": "3" * 64}
+    text = study_markdown([row("opd", seed, 0.2, **each) for seed, each in enumerate((one, three, other))], DEFAULTS)
+    assert [line[1:3] for line in table(text)] == [["eval_dataset_name", "Seeds"], ["x.jsonl", "2"], ["y.jsonl", "1"]]
+    text = study_markdown([row("opd", seed, 0.2, **each) for seed, each in enumerate((one, two))], DEFAULTS)
+    assert [line[1] for line in table(text)] == ["eval_dataset_sha256", "1" * 8, "2" * 8]
     # Otherwise the name says it.
     header = table(study_markdown([found[0], row("opd", 0, 0.2)], DEFAULTS))[0]
     assert header[:2] == ["Method", "Seeds"]
