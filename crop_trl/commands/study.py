@@ -14,7 +14,8 @@ import re
 import shlex
 import shutil
 import sys
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from ..files import alone_in, write_text
 from ..studies.naming import NamedRun, named_run
 from ..studies.running import run_tasks
 from ..studies.study import CROP_TRL, PlannedRun, Study, runs_of
-from ..studies.tables import study_markdown
+from ..studies.tables import check_against, study_markdown
 from .errors import told
 from .launch import split_options
 from .options import OptionParser
@@ -115,9 +116,13 @@ def train(study: Study, args: argparse.Namespace) -> None:
         run_tasks(study.tasks(), args.jobs, args.gpus, ended)
 
 
-def alone(args: argparse.Namespace) -> AbstractContextManager[None]:
-    """Keep a second study out of the folder."""
-    return alone_in(args.output / ".lock", f"`output` {str(args.output)!r}")
+@contextmanager
+def alone(study: Study, args: argparse.Namespace) -> Iterator[None]:
+    """Keep a second study out of the folder, and save the rows that are there by then."""
+    with alone_in(args.output / ".lock", f"`output` {str(args.output)!r}"):
+        study.read()
+        study.save()
+        yield
 
 
 def measure(study: Study, args: argparse.Namespace) -> None:
@@ -153,8 +158,7 @@ def tabulate(study: Study, args: argparse.Namespace) -> None:
     if args.dry_run:
         return
     try:
-        with alone(args):
-            study.save()
+        with alone(study, args):
             write_text(args.output / "tables.md", text)
     except (ValueError, OSError) as error:  # a folder to read only, or of a study that runs and saves its own rows
         print(f"The tables are printed only: {error}", file=sys.stderr)
@@ -181,12 +185,15 @@ def main(argv: list[str] | None = None) -> int:
                 f"`output` {str(args.output)!r} holds no finished run{' of these grids' * bool(args.grid)}; leave out "
                 "`--table` to run them first."
             )
+        if args.against:
+            planned = {run.run.settings.get("method", defaults["method"]) for run in study.runs.values()}
+            measured = {row["method"] for row in study.asked.values()} | ({"base"} if args.benchmarks else set())
+            check_against(args.against, planned | measured)
         if args.dry_run and args.benchmarks:
             measure(study, args)
             return bool(study.failed)
         if not args.table or args.benchmarks:
-            with alone(args):
-                study.save()
+            with alone(study, args):
                 (measure if args.table else train)(study, args)
         if args.table:
             tabulate(study, args)

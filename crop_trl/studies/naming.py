@@ -47,6 +47,13 @@ def is_finished(folder: Path) -> bool:
     return (folder / FILE).is_file()
 
 
+def settings_in(folder: Path) -> dict[str, Any]:
+    """The settings of the run that a folder is of. Raises `ValueError` where they are gone or cut off."""
+    if not (folder / SETTINGS).is_file():
+        raise ValueError(f"{str(folder / SETTINGS)!r} is gone; delete the folder and train again.")
+    return read_object(folder / SETTINGS, "delete the folder and train again")
+
+
 def _as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: _in_one_spelling(name, value) for name, value in settings.items()}
     return json.loads(json.dumps(masked(found), default=str))
@@ -128,8 +135,8 @@ class NamedRun:
 
     def check_folder(self, folder: Path) -> None:
         """[`check_same`] for what a run left in its folder: a result, or what one could go on from."""
-        if (folder / SETTINGS).is_file() and (is_finished(folder) or any(folder.glob("checkpoint-*"))):
-            self.check_same(read_object(folder / SETTINGS, "delete the folder and train again"), repr(str(folder)))
+        if is_finished(folder) or any(folder.glob("checkpoint-*")):
+            self.check_same(settings_in(folder), repr(str(folder)))
 
     def claim(self, folder: Path) -> None:
         """Write down whose folder it is."""

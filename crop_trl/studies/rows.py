@@ -13,7 +13,7 @@ import pyarrow.parquet
 from ..evaluation.run import averaged, stored_settings, told_apart
 from ..files import read_object, read_rows, replacing
 from ..training.results import FILE, STATISTICS, RunResult
-from .naming import SETTINGS
+from .naming import SETTINGS, settings_in
 
 TABLE = "runs.parquet"
 EVALUATION = "evaluation"
@@ -31,7 +31,7 @@ Row = dict[str, Any]
 
 def row_of(folder: Path, key: str, defaults: Mapping[str, Any]) -> Row:
     """The row of a finished run, named `key`; `defaults` fill its settings up. Raises `ValueError`."""
-    settings = read_object(folder / SETTINGS, "delete the folder and train again")
+    settings = settings_in(folder)
     result = RunResult.read(folder / FILE)
     with _sentence(repr(str(folder / FILE)), "delete it and train again"):
         row = {"run": key, **{name: defaults.get(name) for name in _FIRST}, **settings, **vars(result)}

@@ -69,19 +69,23 @@ class Study:
 
     def __init__(self, output, runs, others, defaults, discard_models=False):
         self.output, self.runs, self.defaults, self.discard_models = output, runs, defaults, discard_models
+        self.others, self.table = others, output / rows.TABLE
         self.failed: list[str] = []
         self.students: dict[str, NamedRun] = {}  # whose rows come with what they are measured on
-        self.table = output / rows.TABLE
+        self.read()
+
+    def read(self) -> None:
+        """Take in what there is; once more when nobody else writes, or what came in between would be lost."""
         self.rows: dict[str, rows.Row] = {}
-        self._known = {key: (planned.run, "this one") for key, planned in runs.items()}
-        for file in (*others, *([self.table] if self.table.is_file() else [])):
+        self._known = {key: (planned.run, "this one") for key, planned in self.runs.items()}
+        for file in (*self.others, *([self.table] if self.table.is_file() else [])):
             for row in rows.stored_rows(file):
                 self._add(row, file)
-        finished = rows.finished_in(output)
-        for key in dict.fromkeys([*runs, *finished]):
+        finished = rows.finished_in(self.output)
+        for key in dict.fromkeys([*self.runs, *finished]):
             with self._failing(key, OtherRunError):
-                if key in runs:
-                    runs[key].run.check_folder(output / key)
+                if key in self.runs:
+                    self.runs[key].run.check_folder(self.output / key)
                 if key in finished:
                     self._collect(key)
 
@@ -206,8 +210,9 @@ class Study:
         except passing:
             raise
         except (OSError, ValueError) as error:
-            self.failed.append(key)
-            tqdm.write(f"{key} failed: {error}")
+            if key not in self.failed:
+                self.failed.append(key)
+                tqdm.write(f"{key} failed: {error}")
 
     def save(self) -> None:
         """Write the table."""

@@ -250,14 +250,27 @@ def _ahead(group: Group, other: Group) -> dict[int, float]:
     return {seed: round(own - its, 12) for seed, (own, its) in beside.items() if its is not None}
 
 
-def _differences(groups: Sequence[Group], against: str) -> str:
-    """What each group is ahead of its reference, and why others have none. Raises `ImportError` without statsmodels."""
-    from scipy import stats
+def check_against(against: str, methods: Iterable[str]) -> None:
+    """Raise `ImportError` or `ValueError` where differences to a method cannot be made."""
+    _corrected([1.0])
+    if against not in methods:
+        known = ", ".join(sorted(methods))
+        raise ValueError(f"`--against` {against!r} is the method of none of these runs; choose among {known}.")
 
+
+def _corrected(p_values: Sequence[float]) -> Sequence[float]:
+    """By Holm's method. Raises `ImportError` without statsmodels."""
     try:
         from statsmodels.stats.multitest import multipletests
     except ImportError:
         raise ImportError("`--against` needs the package statsmodels; install crop-trl[studies].") from None
+    return multipletests(p_values, method="holm")[1] if p_values else ()
+
+
+def _differences(groups: Sequence[Group], against: str) -> str:
+    """What each group is ahead of its reference, and why others have none."""
+    from scipy import stats
+
     references = [group for group in groups if group.method == against and group.results]
     if not references:
         measured = dict.fromkeys(group.method for group in groups if group.results)
@@ -280,8 +293,7 @@ def _differences(groups: Sequence[Group], against: str) -> str:
         lines[-1].append(between((over.low, over.high), "+") if over else "-")
         if len(set(each)) > 1:
             tests.append((lines[-1], float(stats.ttest_1samp(each, 0).pvalue)))
-    corrected = multipletests([p for _, p in tests], method="holm")[1] if tests else ()
-    for (line, p), holm in zip(tests, corrected):
+    for (line, p), holm in zip(tests, _corrected([p for _, p in tests])):
         line[-3:-1] = f"{p:.3g}", f"{holm:.3g}"
     header = ["Method", *groups[0].settings, "Seeds", "Difference (points)", "p", "p, Holm", "Over problems"]
     caption = (

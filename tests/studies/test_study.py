@@ -225,9 +225,9 @@ def test_the_result_tells_whether_a_run_is_finished(tmp_path, capsys):
 
 
 def test_files_that_cannot_be_read_fail_their_run_alone_until_they_are_deleted(tmp_path, capsys):
-    grid, output = make_grid(tmp_path, seed=[0, 1, 2]), tmp_path / "out"
+    grid, output = make_grid(tmp_path, seed=[0, 1, 2, 3]), tmp_path / "out"
     runs = runs_of([grid], study.name_run)
-    result, settings, _ = folders = [output / key for key in runs]
+    result, settings, gone, _ = folders = [output / key for key in runs]
     for seed, (folder, planned) in enumerate(zip(folders, runs.values())):
         planned.run.claim(folder)
         RunResult("crop", 0.1, 0.2, seed=seed).write(folder)
@@ -235,22 +235,26 @@ def test_files_that_cannot_be_read_fail_their_run_alone_until_they_are_deleted(t
     (settings / "result.json").unlink()
     (settings / "checkpoint-1").mkdir()
     (settings / "settings.json").write_text('{"method"')
+    (gone / "settings.json").unlink()
     given = [str(grid), "--output", str(output)]
     assert study.main([*given, "--dry_run"]) == 1
     said = capsys.readouterr().out
     states = [line.partition(": ")[2] for line in said.splitlines() if line.startswith("# ")]
-    assert states == ["failed, as said above", "failed, as said above", "finished"]
+    assert states == [*["failed, as said above"] * 3, "finished"]
     assert study.main(given) == 1
     said += capsys.readouterr().out
     for folder, name, what in ((result, "result.json", "it"), (settings, "settings.json", "the folder")):
         sentence = f"{str(folder / name)!r} is not whole JSON (cut off, perhaps); delete {what} and train again."
         assert said.count(f" failed: {sentence}") == 2, said
+    sentence = f"{str(gone / 'settings.json')!r} is gone; delete the folder and train again."
+    assert said.count(f" failed: {sentence}") == 2, said
     assert said.count("Runs: 1 finished, 0 to go, 1 at a time.") == 2
-    assert f"2 failed: {', '.join(list(runs)[:2])}. Once what is said above is mended, the same command" in said
+    assert f"3 failed: {', '.join(list(runs)[:3])}. Once what is said above is mended, the same command" in said
     assert len(read_rows(output / "runs.parquet")) == 1
     (result / "result.json").unlink()
     shutil.rmtree(settings)
-    assert study.main([*given, "--dry_run"]) == 0 and "Runs: 1 finished, 2 to go" in capsys.readouterr().out
+    shutil.rmtree(gone)
+    assert study.main([*given, "--dry_run"]) == 0 and "Runs: 1 finished, 3 to go" in capsys.readouterr().out
 
 
 def test_the_disk_that_a_study_takes(tmp_path):

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import shlex
+import sys
 
 import pandas
 import pytest
@@ -506,6 +507,45 @@ def test_a_dry_run_writes_nothing_and_an_unmeasured_student_does_not_decide_the_
     found = [r | {"evaluation": json.dumps({"x": {"mean": 0.5, "samples": 1, "problems": 1}})} for r in rows()]
     assert compared_in(found) == compared_in([*found, row("base", 0, None)]) == ["x"]
     assert compared_in([*found, row("tip", 0, 0.5)]) == compared_in([row("base", 0, None)]) == [HELD_OUT]
+
+
+def test_what_cannot_be_compared_is_said_before_anything_is_measured(tmp_path, capsys, monkeypatch):
+    folder = finished(tmp_path / "out")
+    (folder / "model.safetensors").touch()
+    (tmp_path / "x.jsonl").write_text('{"problem": "1+1?", "answer": "2"}\n')
+    given = ["--table", "--output", str(tmp_path / "out"), "--benchmarks", f"x={tmp_path}/x.jsonl"]
+    assert study.main([*given, "--dry_run", "--against", "base"]) == 0 and "# w/method=base" in capsys.readouterr().out
+    for dry in (["--dry_run"], []):
+        with pytest.raises(
+            SystemExit, match="^error: `--against` 'cropp' is the method of none of these runs; choose am"
+        ):
+            study.main([*given, *dry, "--against", "cropp", "--", "--sampler", "hf"])
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, "statsmodels.stats.multitest", None)
+            with pytest.raises(
+                SystemExit, match=r"^error: `--against` needs the package statsmodels; install crop-trl\["
+            ):
+                study.main([*given, *dry, "--against", "crop", "--", "--sampler", "hf"])
+    assert capsys.readouterr().out == "" and not (tmp_path / "out/runs.parquet").exists()
+
+
+def test_rows_that_are_saved_while_a_study_waits_for_its_folder_stay(tmp_path, monkeypatch):
+    found = {each["run"]: each for each in rows()}
+    first, *others = found
+    (tmp_path / "out").mkdir()
+    write_rows(tmp_path / "out/runs.parquet", {first: found[first]})
+    write_rows(tmp_path / "more.parquet", {run: found[run] for run in others})
+    given = ["--table", "--output", str(tmp_path / "out")]
+    with monkeypatch.context() as patch:
+
+        def late(*where):
+            patch.setattr(study, "alone_in", alone_in)
+            assert study.main([*given, "--rows", str(tmp_path / "more.parquet")]) == 0
+            return alone_in(*where)
+
+        patch.setattr(study, "alone_in", late)
+        assert study.main(given) == 0
+    assert {each["run"] for each in read_rows(tmp_path / "out/runs.parquet")} == set(found)
 
 
 def test_what_a_study_sets_for_each_run_is_no_option_for_all(tmp_path):
