@@ -32,7 +32,7 @@ from .options import OptionParser
 from .train import read_settings, train_parser
 
 # Options of `crop-trl evaluate` that are a run's own, and what it does beside evaluating one.
-_OF_EACH_RUN = ("model", "output", "label", "training_run", "benchmark", "regrade", "compare")
+_OF_EACH_RUN = ("model", "model_revision", "output", "label", "training_run", "benchmark", "regrade", "compare")
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:

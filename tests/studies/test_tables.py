@@ -552,7 +552,16 @@ def test_what_a_study_sets_for_each_run_is_no_option_for_all(tmp_path):
     """Else every row would have the numbers of one model."""
     finished(tmp_path / "out")
     given = ["--table", "--output", str(tmp_path / "out"), "--dry_run", "--benchmarks", "AIME24", "--"]
-    for option in ("--model", "--output=x", "--lab", "--training-run", "--benchmark", "--regrade", "--compare"):
+    for option in (
+        "--model",
+        "--model_revision",
+        "--output=x",
+        "--lab",
+        "--training-run",
+        "--benchmark",
+        "--regrade",
+        "--compare",
+    ):
         name = {"--lab": "label"}.get(option, option.strip("-").partition("=")[0].replace("-", "_"))
         with pytest.raises(SystemExit, match=f"^error: `--{name}` after -- would be that of every run, and a study"):
             study.main([*given, option, *["y"] * ("=" not in option)])
