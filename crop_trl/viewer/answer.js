@@ -108,55 +108,75 @@ function drawTokens(i) {
 
 const shadeName = () =>
   state.shade === "score" ? `score of ${state.method}` : $("shade").selectedOptions[0].textContent;
-const shading = () =>
-  state.shade === "score" ? arrays["score " + state.method] : state.shade ? arrays[state.shade] : null;
+const shading = () => (state.shade === "score" ? "score " + state.method : state.shade);
+const scales = {};
+// The strongest value in all answers; scores of which none is above 0 are shaded by rank.
+function scale(name) {
+  if (!arrays[name]) return { strongest: 0 };
+  if (!scales[name]) {
+    let [highest, strongest] = [-Infinity, 0];
+    for (const value of arrays[name].filter(Number.isFinite)) {
+      highest = Math.max(highest, value);
+      strongest = Math.max(strongest, Math.abs(value));
+    }
+    scales[name] = { strongest, ranked: name.startsWith("score ") && highest <= 0 };
+  }
+  return scales[name];
+}
+// How strongly a token is shaded, from −1 to 1.
+function shadeOf(i) {
+  const { strongest, ranked } = scale(shading());
+  if (ranked) {
+    const { rank, counts } = ranking(state.method);
+    return rank[i] === NONE ? 0 : 1 - rank[i] / counts[state.answer];
+  }
+  const value = strongest ? arrays[shading()][i] / strongest : 0;
+  return Number.isFinite(value) ? Math.sign(value) * Math.sqrt(Math.abs(value)) : 0;
+}
 
+// Where a text holds what is searched for.
+function places(text) {
+  const found = [];
+  const { length } = state.query;
+  const [within, query] = [text.toLowerCase(), state.query.toLowerCase()];
+  for (let at = length ? within.indexOf(query) : -1; at >= 0; at = within.indexOf(query, at + 1))
+    found.push([at, at + length]);
+  return found;
+}
 function hits() {
-  const query = state.query.toLowerCase();
   const marked = new Set();
-  let times = 0;
-  if (!query) return { marked, times };
   const { start, length } = answers[state.answer];
-  const text = textOf(state.answer).toLowerCase();
-  for (let at = text.indexOf(query); at >= 0; at = text.indexOf(query, at + 1), times++) {
-    for (let n = 0, place = 0; n < length && place < at + query.length; n++) {
+  const found = places(textOf(state.answer));
+  for (const [at, end] of found) {
+    for (let n = 0, place = 0; n < length && place < end; n++) {
       place += plain(start + n).length;
       if (place > at) marked.add(start + n);
     }
   }
-  return { marked, times };
+  return { marked, times: found.length };
 }
 
 function markTokens() {
   const answer = answers[state.answer];
   const mine = kept(state.method);
   const other = state.second ? kept(state.second) : null;
-  const values = shading();
   const searched = hits().marked;
   let here = 0;
   if (state.look) for (let i = answer.start; i < answer.end; i++) here += looking(i);
-  let most = 0;
-  let least = 0;
-  if (values)
-    for (let i = answer.start; i < answer.end; i++)
-      if (Number.isFinite(values[i])) {
-        most = Math.max(most, Math.abs(values[i]));
-        least = Math.min(least, values[i]);
-      }
   spans.forEach((span, n) => {
     const i = from + n;
-    const value = values && most ? values[i] / most : 0;
+    const tint = Math.round(60 * shadeOf(i));
     span.className =
       span.base +
       (mine[i] ? " kept" : "") +
       (other?.[i] ? " second" : "") +
-      (value > 0 ? " plus" : value < 0 ? " minus" : "") +
+      (tint > 0 ? " plus" : tint < 0 ? " minus" : "") +
       (arrays.label?.[i] === 1 ? " depends" : "") +
       (i - answer.start === answer.wrong ? " first" : "") +
       (searched.has(i) ? " hit" : "") +
       (looking(i) ? "" : " aside") +
       (i === state.at ? " at" : "");
-    span.style.setProperty("--a", Number.isFinite(value) ? Math.round(60 * Math.abs(value)) + "%" : "0%");
+    span.style.setProperty("--a", Math.abs(tint) + "%");
   });
   const { start, end } = answer;
   const tally = { tokens: 0, mine: 0, other: 0, both: 0 };
@@ -168,12 +188,34 @@ function markTokens() {
       tally.both += mine[i] & other[i];
     }
   }
-  let text = `${state.method} keeps ${tally.mine} of ${many(tally.tokens, "token")} (${share(tally.mine / tally.tokens)}).`;
+  let text = `${state.method} keeps ${tally.mine} of ${many(tally.tokens, "token")} (${share(tally.mine / tally.tokens)})${unbudgeted(state.method) ? ", whatever the budget" : ""}.`;
   if (other)
     text += ` ${state.second} keeps ${tally.other}; ${tally.both} are kept by both, ${tally.mine - tally.both} by ${state.method} alone, ${tally.other - tally.both} by ${state.second} alone.`;
   $("count").textContent = text;
   if (state.look) drawLook(here);
-  drawLegend(most, least, searched.size);
+  drawLegend(markProblem() + searched.size);
+}
+
+// What is searched for is marked in the problem as well, across what differs in it; formulas may hold it unmarked.
+function markProblem() {
+  const ranges = [];
+  const walk = document.createTreeWalker($("prompts").querySelector(".text") ?? $("prompts"), NodeFilter.SHOW_TEXT);
+  const nodes = [];
+  let text = "";
+  while (walk.nextNode()) {
+    nodes.push([walk.currentNode, text.length]);
+    text += walk.currentNode.data;
+  }
+  for (const [start, end] of places(text)) {
+    const range = new Range();
+    for (const [node, first] of nodes) {
+      if (first <= start) range.setStart(node, Math.min(node.length, start - first));
+      if (first < end) range.setEnd(node, Math.min(node.length, end - first));
+    }
+    ranges.push(range);
+  }
+  CSS.highlights?.set("found", new Highlight(...ranges));
+  return ranges.length;
 }
 
 // How much there is of what is looked for, and the way to the next answer with some of it.
@@ -193,7 +235,7 @@ function drawLook(here) {
     $("count").append(make("button", "Next answer with some", { onclick: () => open(next[0]) }));
 }
 
-function drawLegend(most, least, searched) {
+function drawLegend(searched) {
   const sample = (classes, text, meaning) =>
     put(make("span"), make("span", text, { className: "t " + classes }), meaning);
   const items = [sample("kept", "framed", `kept, so trained, by ${state.method}`)];
@@ -204,10 +246,13 @@ function drawLegend(most, least, searched) {
   if (arrays.label) items.push(sample("depends", "word", "depends on a condition"));
   if (state.look) items.push(sample("aside", "pale", "not what is looked for"));
   if (searched) items.push(sample("hit", "word", "found"));
-  if (most) {
-    const strongest = most < 0.001 ? "under 0.001" : most.toLocaleString("en", { maximumSignificantDigits: 2 });
-    const item = sample("swatch plus", "", `${shadeName()}, strongest ${strongest}`);
-    if (least < 0) item.append(make("span", "", { className: "t swatch minus" }), "below 0");
+  const { strongest, ranked } = scale(shading());
+  if (ranked) items.push(sample("swatch plus", "", `rank by ${state.method}, the first of each answer the darkest`));
+  else if (strongest) {
+    const most = strongest < 0.001 ? "under 0.001" : strongest.toLocaleString("en", { maximumSignificantDigits: 2 });
+    const item = sample("swatch plus", "", `${shadeName()}, darkest at ${most}, in every answer alike`);
+    if (spans.some(span => span.classList.contains("minus")))
+      item.append(make("span", "", { className: "t swatch minus" }), "below 0");
     items.push(item);
   }
   put($("legend"), ...items);
@@ -276,7 +321,7 @@ function drawPanel() {
     );
   }
   if (!["", "score", "gap"].includes(state.shade))
-    parts.push(make("p", `Shaded by ${shadeName()}: ${signed(shading()[i], 3)}.`));
+    parts.push(make("p", `Shaded by ${shadeName()}: ${signed(arrays[shading()][i], 3)}.`));
   if (L) parts.push(entries(i));
   const table = make("table");
   table.append(
@@ -290,8 +335,9 @@ function drawPanel() {
     const row = put(
       make("tr", "", { className: names.includes(name) ? "chosen" : "" }),
       make("th", name, { scope: "row", title: says[name] }),
-      make("td", scores ? signed(scores[i], 3) : ""),
-      make("td", place === NONE ? "" : String(place + 1)),
+      ...(unbudgeted(name)
+        ? [make("td", "no budget", { colspan: 2 })]
+        : [make("td", scores ? signed(scores[i], 3) : ""), make("td", place === NONE ? "" : String(place + 1))]),
       make("td", kept(name)[i] ? "✓ kept" : "–"),
     );
     table.append(row);

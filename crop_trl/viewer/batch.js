@@ -119,7 +119,9 @@ function drawAll() {
         const measured = [n / total, size(chosen, mask, mine) / n];
         if (gap) measured.push(size(chosen, mask, wide) / gaps);
         if (label) measured.push(...Object.values(found(name, chosen)));
-        return [name, says, ...measured.map(share)];
+        const cells = measured.map(share);
+        if (unbudgeted(name)) cells[0] += ", no\u00a0budget";
+        return [name, says, ...cells];
       }),
     ),
   );
@@ -226,8 +228,8 @@ function drawList() {
   const table = make("table");
   const head = make("tr");
   for (const [name, , , side] of columns) {
-    const arrow = name === state.sort ? (state.falling ? " ↓" : " ↑") : "";
-    const button = make("button", name + arrow, {
+    const arrow = name === state.sort ? (state.falling ? "↓" : "↑") : "";
+    const button = make("button", "", {
       onclick: () => {
         state.falling = name === state.sort ? !state.falling : name !== "Answer" && name !== "Problem";
         state.sort = name;
@@ -241,7 +243,7 @@ function drawList() {
           className: side ?? "",
           ...(arrow ? { "aria-sort": state.falling ? "descending" : "ascending" } : {}),
         }),
-        button,
+        put(button, name + "\u00a0", make("i", arrow || "↕", { "aria-hidden": true })),
       ),
     );
   }
@@ -264,5 +266,7 @@ function drawList() {
     );
     table.append(line);
   }
+  const gaps = ` A gap is the student's log-probability of a token less the teacher's, below 0 where the teacher found it likelier; the mean is over all tokens of the answer, and large is ${state.gap} nats or more.`;
+  $("columns").textContent = "Sort by a heading; open an answer by its line." + (arrays.gap ? gaps : "");
   put($("list"), table);
 }

@@ -23,10 +23,13 @@ function refresh() {
 // How many answers the search finds, and how often it does here.
 function drawFound() {
   const some = included().filter(matching);
-  const { times } = hits();
-  const inProblem = matching(state.answer) ? "here in the problem" : "not in this one";
+  const counted = [
+    [hits().times, "this one"],
+    [places(original(state.answer)).length, "its problem"],
+  ];
+  const here = counted.filter(([n]) => n).map(([n, where]) => `${many(n, "time")} in ${where}`);
   let text = `Found in ${some.length} of ${many(included().length, "answer")}`;
-  if (state.view === 1 && some.length) text += `, ${times ? `${many(times, "time")} in this one` : inProblem}`;
+  if (state.view === 1 && some.length) text += `, ${here.join(" and ") || "not in this one"}`;
   text += some.some(a => a > state.answer) && state.view === 1 ? ". Enter goes to the next." : ".";
   $("found").hidden = !state.query;
   $("found").textContent = text;
@@ -143,6 +146,13 @@ function keys(event) {
   }
 }
 
+// A method is not compared with itself.
+function offerSecond() {
+  if (state.second === state.method) state.second = "";
+  const others = facts.methods.filter(m => m.name !== state.method);
+  options("second", [["", "nothing"], ...others.map(m => [m.name, m.name])]);
+  $("second").value = state.second;
+}
 const options = (id, pairs) => put($(id), ...pairs.map(([value, text]) => make("option", text, { value })));
 function prepare() {
   put(
@@ -159,7 +169,6 @@ function prepare() {
     "method",
     names.map(n => [n, n]),
   );
-  options("second", [["", "nothing"], ...names.map(n => [n, n])]);
   const shades = [
     ["", "nothing"],
     ...(Object.keys(arrays).some(n => n.startsWith("score ")) ? [["score", "score of the method"]] : []),
@@ -183,13 +192,14 @@ function prepare() {
   state.second = names.includes(asked.get("second")) ? asked.get("second") : "";
   state.answer = Math.min(Math.max(0, (Number(asked.get("answer")) || 1) - 1), answers.length - 1);
   $("method").value = state.method;
-  $("second").value = state.second;
+  offerSecond();
   $("shade").value = state.shade = shades.length > 1 ? shades[1][0] : "";
   $("controls").hidden = Boolean(facts.frozen);
   const on = (id, name, change) => $(id).addEventListener(name, change);
   for (const id of ["method", "second", "look", "shade"])
     on(id, "change", () => {
       state[id] = $(id).value;
+      if (id === "method") offerSecond();
       refresh();
     });
   on("gap", "input", () => {

@@ -136,10 +136,11 @@ function ranking(name) {
   }
   return (orders[name] = { order, rank, counts });
 }
+const unbudgeted = name => !facts.frozen && !arrays["score " + name];
 const masks = {};
 function kept(name) {
   if (facts.frozen) return arrays["kept " + name];
-  if (!arrays["score " + name]) return eligible(name);
+  if (unbudgeted(name)) return eligible(name);
   if (masks[name]?.percent === state.percent) return masks[name].mask;
   const { rank, counts } = ranking(name);
   const mask = new Uint8Array(N);

@@ -196,8 +196,6 @@ def _says(name: str) -> str:
     except ValueError:  # a run's own method, whose file is elsewhere
         return ""
     parts = [in_words(function).split(": ")[0].rstrip(".") for function in (method.keep, method.score) if function]
-    if method.weight or method.teacher_target or method.advantage:
-        parts.append("trained in a way of its own")
     return visible_text("; ".join(parts).replace("`", "") or "Every token")
 
 

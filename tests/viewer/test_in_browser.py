@@ -150,6 +150,9 @@ def test_figures_over_the_batch_are_those_of_the_analyses(browser, bank, tmp_pat
     shown.find("#tab2").click()
     names = [n for n in bank.choosing_methods() if METHODS[n].chooses]
     overlap = 100 * kept_overlap(bank, names, settings).numpy()
+    marks = "[...document.querySelectorAll('#view2 tr')].map(r => r.cells[1].textContent.endsWith('no\\u00a0budget'))"
+    ruled = [bank.select(name).scores is None for name in bank.choosing_methods()]
+    assert shown.run(marks)[1:] == ruled and any(ruled)
     cells = "[...document.querySelectorAll('#view2 tr')].map(r => [r.cells[0].firstChild.data, r.cells[2].textContent])"
     for column, name in enumerate(names):
         shown.choose("method", name)
@@ -170,8 +173,21 @@ def test_choose_slide_and_compare(browser, bank, tmp_path):
     # Stripes are named where something lies below 0.
     assert "below 0" in shown.text("#legend")
     assert shown.find("#says").text.startswith("crop: How much further a changed condition moves the prediction than")
+    tints = "spans.map(span => parseInt(span.style.getPropertyValue('--a')))"
+    strongest = bank.select("crop").scores[bank.loss_mask].abs().max()
+    assert f"darkest at {strongest:.2g}, in every answer alike" in shown.text("#legend")
+    for answer in (2, 0):
+        shown.run("open(arguments[0])", answer)
+        scores = bank.select("crop").scores[answer, : len(shown.run("spans"))]
+        assert shown.run(tints) == pytest.approx((60 * (scores.abs() / strongest).sqrt()).tolist(), abs=0.51)
+    # Scores of which none is above 0 are shaded by rank.
+    shown.choose("method", "first")
+    assert shown.run(tints) == sorted(shown.run(tints), reverse=True) and shown.run(tints)[0] == 60
+    assert "rank by first" in shown.text("#legend") and not shown.all("#tokens .minus")
     shown.choose("method", "entropy")
     assert "below 0" not in shown.text("#legend")
+    # A method is not compared with itself.
+    assert not shown.all("#second option[value=entropy]") and len(shown.all("#second option[value=first]")) == 1
     kept = [n for n, token in enumerate(shown.all("#tokens .t")) if "kept" in token.get_attribute("class").split()]
     assert kept == bank.select("entropy").mask[0].nonzero().ravel().tolist()
     shown.find("#budget").send_keys(Keys.ARROW_RIGHT * 3 + Keys.ARROW_LEFT)
@@ -190,6 +206,10 @@ def test_choose_slide_and_compare(browser, bank, tmp_path):
     assert len(shown.all("#tokens .second")) == 37 and len(shown.all("#tokens .kept.second")) == n
     shown.choose("look", "differ")
     assert len(shown.all("#tokens .t:not(.aside)")) == 2 * (37 - n)
+    shown.choose("method", "tip")
+    assert shown.run("[state.second, document.querySelector('#second').value]") == ["", ""]
+    shown.choose("method", "entropy")
+    shown.choose("second", "tip")
     # The address leads to the same view.
     again = Shown(browser, tmp_path / "page.html", bank_page(bank, words_tokenizer(400)), shown.run("location.hash"))
     assert len(again.all("#tokens .kept.second")) == n and again.find("#percent").get_attribute("value") == "12.5"
@@ -214,8 +234,12 @@ def test_filters_and_lists(browser, bank, tmp_path):
         shown.run("open(0)")
     shown.press("3")
     assert [row.text.split()[0] for row in shown.all("#list tr")[1:]] == list("12345678")
-    heading = next(b for b in shown.all("#list th button") if b.text == "Large gaps not kept")
-    heading.click()
+    heading = next(h for h in shown.all("#list th") if h.text == "Large gaps not kept ↕")
+    # All of a heading sorts, its corner too.
+    shown.run("(h => h.scrollIntoView())(arguments[0])", heading)
+    corner = "(b => document.elementFromPoint(b.left + 2, b.top + 2))(arguments[0].getBoundingClientRect())"
+    shown.run(f"{corner}.click()", heading)
+    assert "below 0 where the teacher found it likelier" in shown.text("#columns")
     missed = expected["missed"].sum(1)
     listed = [int(row.text.split()[0]) - 1 for row in shown.all("#list tr")[1:]]
     assert missed[listed].tolist() == sorted(missed.tolist(), reverse=True)
@@ -294,6 +318,7 @@ def test_a_budget_that_is_none_is_refused_in_words(browser, bank, tmp_path):
     shown = Shown(browser, tmp_path / "page.html", bank_page(bank, words_tokenizer(400)))
     box = shown.find("#percent")
     wrong = []
+    whole = "(b => b.height > 10 && b.left >= 0 && b.right <= innerWidth && b.top >= 0 && b.bottom <= innerHeight)"
     for text, used in (("0", "20"), ("-5", "20"), ("150", "15"), ("", "15"), ("100.5", "100")):
         box.send_keys(Keys.CONTROL + "a")
         box.send_keys(Keys.BACKSPACE, *text)
@@ -303,6 +328,14 @@ def test_a_budget_that_is_none_is_refused_in_words(browser, bank, tmp_path):
         box.send_keys(Keys.TAB)
         if (box.get_attribute("value"), shown.run("state.percent")) != (used, used):
             wrong.append((text, box.get_attribute("value"), shown.run("state.percent")))
+        # It stays when one has left the box, at the foot of a page as well.
+        for width in (390, 1280):
+            size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+            browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+            shown.run("scrollTo(0, document.body.scrollHeight)")
+            if not shown.run(f"{whole}(document.querySelector('#refused').getBoundingClientRect())"):
+                wrong.append((text, width, "the message is out of sight"))
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     assert not wrong
     box.send_keys(Keys.CONTROL + "a")
     box.send_keys("30")
@@ -324,7 +357,17 @@ def test_a_search_says_what_it_finds_in_every_view(browser, bank, tmp_path):
     assert shown.text("#found") == f"Found in {len(holding)} of 8 answers, {here}.{more}"
     shown.press(Keys.ESCAPE, "2")
     assert f"Of what is found: {len(holding)} answer" in shown.text("#view2")
-    shown.press("1", "/", "nowhere")
+    # In a problem it is marked and counted too, across what differs in it; the counterfactual has 4 apples.
+    marks = "[...CSS.highlights.get('found')].map(String)"
+    shown.press("1")
+    for query, expected in (("s 3 APPLES", ["s 3 apples"]), ("4 apples", []), ("p", ["p", "p"])):
+        shown.run("document.querySelector('#search').value = ''")
+        shown.press("/", query, Keys.ESCAPE)
+        assert shown.run(marks) == expected
+        times = f"{len(expected)} time{'s' * (len(expected) > 1)} in its problem"
+        assert (times in shown.text("#found")) == ("found" in shown.text("#legend")) == bool(expected)
+    shown.run("document.querySelector('#search').value = ''")
+    shown.press("/", "nowhere")
     assert shown.find("#found").text == "Found in 0 of 8 answers."
     assert "found" not in shown.text("#legend")
     shown.press(Keys.ESCAPE, "2")
@@ -383,6 +426,7 @@ def test_figures_stay_under_their_headings_however_a_table_is_scrolled(browser, 
 
 def test_light_dark_and_widths(browser, bank, tmp_path):
     shown = Shown(browser, tmp_path / "page.html", bank_page(bank, words_tokenizer(400)))
+    shown.run("document.querySelector('#more').open = true")
     background = "getComputedStyle(document.body).backgroundColor"
     for scheme in ("light", "dark"):
         features = [{"name": "prefers-color-scheme", "value": scheme}]
