@@ -133,7 +133,6 @@ def test_make_triplets(tmp_path, monkeypatch, without_gpu_and_hub):
     assert (tmp_path / "runs/triplets-stand-in/review.html").exists()
 
 
-@pytest.mark.slow
 def test_selectors_tour(tmp_path, monkeypatch, without_gpu_and_hub):
     shown = execute("selectors_tour", tmp_path, monkeypatch)
     assert "64 answers" in shown and "teacher/negative" in shown

@@ -40,7 +40,7 @@ def test_commands_are_dealt_over_cards_and_cores(tmp_path, monkeypatch):
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_what_ends_a_study_ends_its_runs(tmp_path, number):
     process = start(tmp_path / "out", make_grid(tmp_path, seed=[0, 1]), options=("--jobs", "2"))
     family = psutil.Process(process.pid)
@@ -64,11 +64,10 @@ num_processes: 2
 """
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process cannot ask to end with its parent")
-@pytest.mark.parametrize(
-    "killed", [["launcher"], pytest.param(["group", "study", "worker"], marks=pytest.mark.slow)], ids=" ".join
-)
+@pytest.mark.parametrize("killed", [["launcher"], ["group", "study", "worker"]], ids=" ".join)
 def test_kill_9_leaves_no_process_of_a_run_behind(tmp_path, killed):
     """Those that torchrun starts have sessions of their own."""
     launch, output = tmp_path / "two.yaml", tmp_path / "out"
@@ -102,6 +101,7 @@ def test_kill_9_leaves_no_process_of_a_run_behind(tmp_path, killed):
 IN_A_SMALL_DISK = ["unshare", "--map-root-user", "--mount", "sh", "-ec"]
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_a_study_on_a_full_disk_goes_on_where_there_is_room(tmp_path):
     """The disk is a file system in memory that holds a model and no checkpoint, then both."""
