@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import PIL.Image
+from viewer.in_browser import Shown
 from viewer.pages import chromium, made_up_bank, words_tokenizer
-from viewer.test_in_browser import Shown
 
 from crop_trl.analysis.bank import RolloutBank
 from crop_trl.analysis.tokens import load_tokenizer
