@@ -363,7 +363,8 @@ def main() -> None:
     devices = [torch.device(args.device, i % gpus) for i in range(len(args.models))]
     jobs = [(name, examples[name], recipes[name], args, device) for name, device in zip(args.models, devices)]
     with ProcessPoolExecutor(gpus, multiprocessing.get_context("spawn")) as processes:
-        for name, made in zip(args.models, (processes.map if gpus > 1 else map)(make_model, *zip(*jobs))):
+        each = (processes.map if gpus > 1 else map)(make_model, *zip(*jobs)) if jobs else []
+        for name, made in zip(args.models, each):
             note[name] = made
             print(json.dumps({name: made}, indent=2), flush=True)
     for name in args.models:
