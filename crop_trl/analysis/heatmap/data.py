@@ -135,11 +135,14 @@ def meaning_of(heatmap: ResponseHeatmap, label: str) -> str:
 def explanation(heatmap: ResponseHeatmap) -> str:
     """How to read the picture, for a person who has never seen one."""
     text = (
-        "The model's answer stands below, cut into tokens (words or pieces of words); read it from left to right, line "
-        "by line. The coloured bars under each token show its values; where something moves, it is the "
-        f"{heatmap.scorer}'s prediction of the token, when the same answer is read under the counterfactual or the "
-        "paraphrase instead of the original problem. No colour: 0. The most that it can move is 0.69 nats (ln 2)."
+        "The model's answer, cut into tokens (words or pieces of words), from left to right and line by line. Each "
+        "token has coloured bars below it; no colour is 0."
     )
+    if SEMANTIC in heatmap.rows:
+        text += (
+            f" Semantic and Surface: how far the {heatmap.scorer}'s prediction of the token moves when it reads the "
+            "counterfactual, or the paraphrase, in place of the original problem; at most 0.69 nats (ln 2)."
+        )
     return text + (" In dark grey: which methods keep the token." if heatmap.kept_by else "")
 
 
