@@ -121,15 +121,19 @@ class ScriptArguments:
         return tuple(found)
 
     def _with_made(self, rows: Dataset, kinds: list[str]) -> Dataset:
-        """Rows with those kinds of prompt that follow from what they hold, where they have none of their own."""
+        """Rows with those kinds of prompt that follow from what they hold, each where it has none of its own."""
         wrapper = wrap_problem("", self.prompt_template).strip()
-        for kind in kinds:
+
+        def prompt_of(row: dict, kind: str, column: str):
+            if row.get(column) is not None or row.get(f"{column}s"):
+                return row.get(column)
+            return empty_prompt(row["prompt"], wrapper) if kind == EMPTY else hinted_prompt(row, kind)
+
+        for kind in [kind for kind in kinds if kind in (EMPTY, *HINTS)]:
             column = prompt_column(kind)
-            if kind not in (EMPTY, *HINTS) or {column, f"{column}s"} & set(rows.column_names):
-                continue
-            made = [empty_prompt(r["prompt"], wrapper) if kind == EMPTY else hinted_prompt(r, kind) for r in rows]
-            if any(made):
-                rows = rows.add_column(column, made)
+            found = [prompt_of(row, kind, column) for row in rows]
+            if any(found):
+                rows = rows.remove_columns([column] if column in rows.column_names else []).add_column(column, found)
         return rows
 
     def describe(self) -> dict:

@@ -116,6 +116,10 @@ def test_a_method_after_a_hint_from_the_command_line(tmp_path, capsys, monkeypat
     forth, back = (bank.select("mine.py:hinted", SelectionSettings(method_settings={"sign": s})) for s in (1, -1))
     assert torch.equal(forth.scores, -back.scores)
     assert torch.equal(forth.teacher_logprobs, bank.signals["teacher/hint"].sampled_logprobs)
+    # What other teachers would say is not in it.
+    for other in (["--teacher_source", "student"], ["--teachers", '{"a": "x"}', "--teacher_model_name_or_path", ""]):
+        with pytest.raises(SystemExit, match=r"error: `teachers?(_source)?` is .*, but .* was sampled with"):
+            replay.main([*own, *other])
     # Settings of one method are none of another's that is looked at beside it.
     bank.select("tip", SelectionSettings(method_settings={"sign": 1}))
 
@@ -272,6 +276,8 @@ def test_the_loader_makes_prompts_of_a_solution_or_an_answer(tmp_path):
     assert rows["prompt"][0] == user("Q: 1 + 1")
     # One's own goes before, and without any answer the column is missing, as that of any other kind.
     assert load("opsd", {**both, "privileged_problem": "mine"})["privileged_prompt"][:] == [user("Q: mine")]
+    half = load("opsd", {**both, "privileged_problem": "mine"}, both)["privileged_prompt"]
+    assert half[0] == user("Q: mine") and half[1][0]["content"].endswith("own words.")
     assert load("opsd", {"problem": "1 + 1"}).column_names == load("opd", both).column_names[:3]
     rows = load("cal-opd", {"problem": "1 + 1"})
     assert "right" in rows[0]["praised_prompt"][0]["content"] and "wrong" in rows[0]["blamed_prompt"][0]["content"]
@@ -377,6 +383,7 @@ def test_a_methods_own_settings(tmp_path):
     for settings, message in (
         ({"method": "power", "method_settings": {"gamma": 1}}, "'power' has no setting 'gamma' .*it has alpha, beta"),
         ({"method": "opd", "method_settings": {"alpha": 1}}, "'opd' has no setting 'alpha' .*it has none"),
+        ({"method": "power", "method_settings": {"alpha": "1"}}, "'alpha' of method 'power' must be a number, got '1'"),
         ({"method": "power", "method_settings": "alpha=1"}, "`method_settings` is not JSON"),
     ):
         with pytest.raises(ValueError, match=message):

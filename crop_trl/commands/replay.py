@@ -49,10 +49,11 @@ def read_or_sample(
     if path.exists():
         print(f"Reading {path}.")
         bank = RolloutBank.load(path)
-        source = bank.settings.get("teacher_source")
-        if model.model_name_or_path and source not in (None, args.teacher_source):
-            other = f"{str(path)!r} was sampled with {source!r}; give that, or another `--bank`"
-            raise ValueError(f"`teacher_source` is {args.teacher_source!r}, but {other}.")
+        for setting in ("teachers", "teacher_source") if model.model_name_or_path else ():
+            was, now = bank.settings.get(setting), getattr(args, setting)
+            if was != now and (was or setting == "teachers" and "teacher_source" in bank.settings):
+                other = f"{str(path)!r} was sampled with {was!r}; give that, or another `--bank`"
+                raise ValueError(f"`{setting}` is {now!r}, but {other}.")
         return bank
     if prompts < 1:
         raise ValueError(f"`bank_prompts` must be at least 1, got {prompts}.")
@@ -65,6 +66,7 @@ def read_or_sample(
         "model_name_or_path": _found(model.model_name_or_path),
         "teacher": trainer.run_settings.get(TEACHER) or ", ".join(trainer.teachers),
         "teacher_source": args.teacher_source,
+        "teachers": args.teachers,
         "teacher_model_name_or_path": _found(args.teacher_model_name_or_path),
         "dataset_name": _found(script.dataset_name),
         "seed": args.seed,

@@ -106,15 +106,20 @@ def topk_overlap(p, q) -> torch.Tensor:
 
 def shared_kl(p, q) -> torch.Tensor:
     """KL(p || q) on the ids that both returned and one category for all others: `[B, T]`, in nats."""
-    q_probs, shared = _mass_at(p.token_ids, q.token_ids, _working(q.logprobs).exp())
-    p_probs = _working(p.logprobs).exp() * shared
-    p_rest, q_rest = (1.0 - x.sum(-1) for x in (p_probs, q_probs))
-    rounding = torch.finfo(q_probs.dtype)
+    p_all, q_all = _working(p.logprobs).exp(), _working(q.logprobs).exp()
+    q_probs, p_shared = _mass_at(p.token_ids, q.token_ids, q_all)
+    _, q_shared = _mass_at(q.token_ids, p.token_ids, p_all)
+    rounding = torch.finfo(q_all.dtype)
 
-    def term(p, q, least):
-        return torch.special.xlogy(p, p / q.clamp(min=least))
+    def rest(probs, shared):
+        # A sure model leaves less to others than the rounding of 1 minus a sum; what it returned is known exactly.
+        alone, unseen = (probs * ~shared).sum(-1), 1.0 - probs.sum(-1)
+        return alone + torch.where((unseen > 32 * rounding.eps) | (alone == 0), unseen.clamp(min=rounding.eps), 0.0)
 
-    return term(p_probs, q_probs, rounding.tiny).sum(-1) + term(p_rest.clamp(min=0.0), q_rest, rounding.eps)
+    def term(p, q):
+        return torch.special.xlogy(p, p / q.clamp(min=rounding.tiny))
+
+    return term(p_all * p_shared, q_probs).sum(-1) + term(rest(p_all, p_shared), rest(q_all, q_shared))
 
 
 def _forward(p, log_p, q, log_q):

@@ -213,12 +213,16 @@ def get_method(name: str) -> Method:
 
 
 def own_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """A method's own settings, with what is given of them. Raises `ValueError` for a name that it does not have."""
+    """A method's own settings, with what is given of them. Raises `ValueError` for a name that it does not have, and
+    for what is no number where the default is one."""
     declared = get_method(name).settings
     unknown = [setting for setting in given if setting not in declared]
     if unknown:
         known = f"it has {', '.join(declared)}" if declared else "it has none"
         raise ValueError(f"Method {name!r} has no setting {unknown[0]!r} (`method_settings`); {known}.")
+    for setting, value in given.items():
+        if isinstance(declared[setting], int | float) and not isinstance(value, int | float):
+            raise ValueError(f"`method_settings`: {setting!r} of method {name!r} must be a number, got {value!r}.")
     return {**declared, **given}
 
 

@@ -83,15 +83,15 @@ def check_readers(teachers: Mapping[str, tuple[Any, CROPConfig]], args: CROPConf
         if reader not in (STUDENT, TEACHER, *teachers):
             raise ValueError(f"Method {args.method!r} reads {need!r}, and `teachers` names no such teacher; add it.")
     reader, kind = split_signal(method.target)
-    for name, (_, own) in teachers.items() if kind == ORIGINAL and args.train else ():
-        source = own.teacher_source
-        if reader in (TEACHER, name) and (source == STUDENT or source != MODEL and not rewarded):
-            which = "the student" if source == STUDENT else "the student as it begins"
-            raise ValueError(
-                f"The target of method {args.method!r} is {method.target!r}, which with `teacher_source` {source!r} is "
-                f"{which} after the same prompt, so that there is nothing to learn; choose a method with another "
-                "target, such as 'teacher/hint', or another teacher."
-            )
+    sources = [own.teacher_source for name, (_, own) in teachers.items() if reader in (TEACHER, name)]
+    learns = any(source == MODEL or source != STUDENT and rewarded for source in sources)
+    if sources and kind == ORIGINAL and args.train and not learns and method.teacher_target is None:
+        which = "the student" if sources[0] == STUDENT else "the student as it begins"
+        raise ValueError(
+            f"The target of method {args.method!r} is {method.target!r}, which with `teacher_source` {sources[0]!r} is "
+            f"{which} after the same prompt, so that there is nothing to learn; choose a method with another "
+            "target, such as 'teacher/hint', or another teacher."
+        )
 
 
 def prompt_maker(given: Mapping[str, Any]) -> str | None:

@@ -28,14 +28,18 @@ from ..prompts import (
 )
 
 
-def check_eval_dataset(dataset) -> None:
-    """Raise `ValueError` for a held-out dataset, or one of several by name, that has no prompts."""
+def check_eval_dataset(dataset, method: str, teachers: Sequence[str] = (TEACHER,)) -> None:
+    """Raise `ValueError` for a held-out dataset, or one of several by name, without prompts or of other `teachers`."""
+    own_teacher = reads_own_teacher(get_method(method).needs)
     for name, one in dataset.items() if isinstance(dataset, dict) else [("", dataset)]:
         first = next(iter(one), None) if isinstance(one, (datasets.Dataset, datasets.IterableDataset)) else None
         if not first or "prompt" not in first:
             which = f"`eval_dataset` {name!r}" if name else "`eval_dataset`"
             found = f"has the columns {', '.join(first)}" if first else "is empty or no dataset"
             raise ValueError(f"{which} {found}; give it rows with `prompt`.")
+        if own_teacher and isinstance(one, datasets.Dataset) and TEACHER in one.column_names:
+            for name in one.unique(TEACHER):
+                teacher_of({TEACHER: name}, teachers)
 
 
 def check_columns(dataset, kinds: Sequence[str], method: str, limited: Sequence[str] | None = None) -> None:
@@ -68,15 +72,21 @@ def check_columns(dataset, kinds: Sequence[str], method: str, limited: Sequence[
 
 def teacher_of(row: Mapping[str, Any], teachers: Sequence[str]) -> str:
     """The teacher of a row, by default the first. Raises `ValueError` for one that there is not."""
-    name = row.get(TEACHER) if len(teachers) > 1 else None
+    name = row.get(TEACHER) if tuple(teachers) != (TEACHER,) else None
     if name not in (None, *teachers):
         raise ValueError(f"A row's `teacher` is {name!r}, and `teachers` has {', '.join(teachers)}; name one of them.")
     return name or teachers[0]
 
 
+def reads_own_teacher(needs: Sequence[str]) -> bool:
+    """Whether some signal is from the teacher that a row names."""
+    return any(split_signal(need)[0] == TEACHER for need in needs)
+
+
 class RowCheck:
     """Which rows can be trained on, batch by batch, and why the others left: `dropped`, reason -> number. The limit is
-    on the kinds of prompt in `limited`, by default all that a row has. With several `teachers` a row names its own."""
+    on the kinds of prompt in `limited`, by default all that a row has. With several `teachers` a row names its own.
+    Of the kind `single` a row has one prompt."""
 
     def __init__(
         self,
@@ -85,9 +95,10 @@ class RowCheck:
         max_prompt_length: int | None,
         limited: Sequence[str] | None = None,
         teachers: Sequence[str] = (),
+        single: str | None = None,
         **chat,
     ):
-        self.teachers = teachers
+        self.teachers, self.single = teachers, single
         self.needed, self.tokenizer, self.limit, self.chat = needed, tokenizer, max_prompt_length, chat
         self.limited = limited
         self.dropped: Counter = Counter()
@@ -112,15 +123,19 @@ class RowCheck:
         turns = None
         if self.teachers:
             teacher_of(row, self.teachers)
-            if row.get(TEACHER) is None:
+            if row.get(TEACHER) is None and len(self.teachers) > 1:
                 return "without teacher"
         for kind in self._kinds(row):
             column, variants = prompt_column(kind), prompt_variants(row, kind)
             if not variants:
                 return f"without {column}"
+            if kind == self.single and len(variants) > 1:
+                raise ValueError(f"The target follows one `{column}`, and a row has {len(variants)}; give each one.")
             for prompt in variants:
                 chat = is_chat(prompt, column)
                 if kind != EMPTY and not prompt_text(prompt).strip():
+                    if kind not in self.needed:
+                        continue
                     return f"with an empty {column}"
                 if self._is_chat is None:
                     self._is_chat = chat
@@ -178,13 +193,14 @@ def prepare_prompts(
     """Leave out rows that lack a prompt which the method reads, or have one that is too long."""
     needs = get_method(args.method).needs
     kinds = prompt_kinds(needs)
-    own_teacher = len(teachers) > 1 and any(split_signal(need)[0] == TEACHER for need in needs)
+    own_teacher = tuple(teachers) != (TEACHER,) and reads_own_teacher(needs)
+    _, target = split_signal(get_method(args.method).target)
     check_columns(dataset, kinds, args.method, args.max_prompt_length_kinds)
     dataset = _without_images(dataset)
     if tokenizer is not None:
         chat = {**(args.chat_template_kwargs or {}), **({"tools": tools} if tools else {})}
         limits = (args.max_prompt_length, args.max_prompt_length_kinds)
-        check = RowCheck(kinds, tokenizer, *limits, teachers if own_teacher else (), **chat)
+        check = RowCheck(kinds, tokenizer, *limits, teachers if own_teacher else (), target, **chat)
         dataset = _fitting(dataset, check, talk=args.process_index == 0, progress=not args.disable_tqdm)
     prompts_per_batch = args.generation_batch_size // args.num_generations
     if isinstance(dataset, datasets.Dataset) and len(dataset) < prompts_per_batch:

@@ -20,7 +20,7 @@ from ..prompts import (
     prompt_kinds,
     tokenize_variants,
 )
-from .data import teacher_of
+from .data import reads_own_teacher, teacher_of
 
 
 @contextmanager
@@ -79,7 +79,8 @@ class Rollouts:
                 self.args.credit_seed,
                 self.state.global_step,
             )
-        return prompts, [teacher_of(row, list(self.teachers)) for row in inputs]
+        names = list(self.teachers)
+        return prompts, [teacher_of(row, names) if reads_own_teacher(needs) else names[0] for row in inputs]
 
     def _generate_single_turn(self, *args, **kwargs):
         ahead = self._one_step if self.model.training else nullcontext

@@ -23,7 +23,14 @@ from reference import (
 from trl.experimental.gkd import GKDTrainer
 
 from crop_trl.methods import divergence
-from crop_trl.methods.divergence import residual_mass, topk_entropy, topk_forward_kl, topk_jsd, topk_overlap_mass
+from crop_trl.methods.divergence import (
+    residual_mass,
+    shared_kl,
+    topk_entropy,
+    topk_forward_kl,
+    topk_jsd,
+    topk_overlap_mass,
+)
 
 PAIRWISE = {topk_jsd: jsd, topk_forward_kl: forward_kl, topk_overlap_mass: overlap_mass}
 both_precisions = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
@@ -393,3 +400,19 @@ def test_a_sure_student_is_moved_all_the_same(kind, margin):
     assert value.isfinite().all() and (value > 0.1).all() and gradient.isfinite().all()
     if kind == "forward":
         torch.testing.assert_close(gradient[0, :2], torch.tensor([-0.5, 0.8]))
+
+
+def test_what_a_sure_teacher_leaves_to_others_is_not_rounded_away():
+    """In fp32, 1 minus a sum has no digit left of a rest of 3e-7."""
+    torch.manual_seed(0)
+    logits = torch.randn(2, 40, 200, dtype=torch.float64) * 4
+    logits[1, :, 0] += 30  # the teacher; its first other entries are some e-7 likely
+    whole = (logits.float() - logits.float().logsumexp(-1, keepdim=True)).double()
+    student, teacher = (TopK(ids, values.float()) for values, ids in (each.topk(16) for each in whole))
+    exact = logits.log_softmax(-1)
+    both = torch.stack([torch.zeros(40, 200).scatter_(1, signal.token_ids, 1.0) for signal in (student, teacher)])
+    shared = both.all(0)
+    p, q = (torch.cat([lp.exp() * shared, (lp.exp() * ~shared).sum(-1, keepdim=True)], -1) for lp in exact)
+    expected = torch.special.xlogy(p, p / torch.where(q > 0, q, 1.0)).sum(-1)
+    # What neither returned of a tail this thin stays unknown.
+    torch.testing.assert_close(shared_kl(student, teacher).double(), expected, atol=0.2, rtol=0.002)

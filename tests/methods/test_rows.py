@@ -323,3 +323,20 @@ def test_opsd_is_the_self_distillation_of_trl(whole):
         options["distillation_alpha"] = alpha
         theirs = sdft.compute_full_logit_self_distillation_loss(whole.new, whole.teacher, **options)
         torch.testing.assert_close(target_divergence(log_p, no_rest, kind), theirs, rtol=1e-6, atol=1e-9)
+
+
+def test_settings_at_their_ends():
+    """Without a trust region the mixture's gap is the gap; without a decay the share stays."""
+    case = random_case(10)
+    given = arguments(case)
+    needed = {need: given["signals"].lists[need] for need in METHODS["top-d"].needs}
+    own = SelectionSettings(1.0, method_settings={"alpha": 1.0})
+    found = select("top-d", **{**given, "signals": needed}, settings=own, step=0).teacher_advantages
+    teacher, student = (needed[f"{who}/original"][0].sampled_logprobs for who in ("teacher", "student"))
+    torch.testing.assert_close(found[given["loss_mask"]], (teacher - student)[given["loss_mask"]])
+    needed = {need: given["signals"].lists[need] for need in METHODS["rlsd"].needs}
+    first, later = (
+        select("rlsd", **{**given, "signals": needed}, settings=SelectionSettings(1.0, method_settings=own), step=step)
+        for own, step in (({}, 0), ({"decay_steps": 0}, 1000))
+    )
+    assert torch.equal(first.teacher_advantages, later.teacher_advantages)

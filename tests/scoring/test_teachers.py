@@ -180,10 +180,22 @@ def test_two_teachers_read_their_own_rows(tmp_path):
 
 def test_a_method_compares_teachers_on_all_rows(tmp_path):
     models = {"left": make_model(1), "right": make_model(2)}
-    _, (rollout,), _ = train(tmp_path, teacher=models, rows=make_rows(16), method="compared")
+    # Whom a row names is nothing to a method that names its teachers itself.
+    rows = make_rows(16).map(lambda row: {"teacher": "nobody"})
+    _, (rollout,), _ = train(tmp_path, teacher=models, rows=rows, method="compared")
     assert set(rollout.signals) == {"left/original", "right/original"}
     assert torch.equal(rollout.selection.teacher_logprobs, rollout.signals["left/original"].sampled_logprobs)
     assert torch.equal(rollout.selection.scores, rollout.signals["right/original"].sampled_logprobs)
+
+
+def test_the_student_as_it_began_is_a_teacher_to_compare_with(tmp_path):
+    make_tokenizer().save_pretrained(tmp_path / "one")
+    make_model(1, hidden=48).save_pretrained(tmp_path / "one")
+    teachers = {"left": str(tmp_path / "one"), "right": {"source": "initial"}}
+    for method in ("compared", "opd"):
+        rows = make_rows(16).map(lambda row: {"teacher": "left"})
+        trainer, _, _ = train(tmp_path / method, teachers=teachers, rows=rows, method=method)
+        assert metric(trainer, "loss") != [0.0]
 
 
 def test_named_teachers_come_from_their_own_places(tmp_path):
@@ -247,7 +259,7 @@ REFUSED = {
         "The target of method 'crop' is 'teacher/original', which with `teacher_source` 'average' is the student as it",
     ),
     "one of several": (
-        {"teachers": {"a": "x", "b": {"source": "student"}}, "method": "opd"},
+        {"teachers": {"a": {"source": "student"}, "b": {"source": "initial"}}, "method": "opd"},
         "The target of method 'opd' is 'teacher/original', which with `teacher_source` 'student' is the student after",
     ),
     "nobody's setting": (
@@ -279,6 +291,26 @@ REFUSED = {
             "rows": hinted_rows().map(lambda row: {"teacher": "middle"}),
         },
         "A row's `teacher` is 'middle', and `teachers` has left, right; name one of them.",
+    ),
+    "a stranger's rows, of one teacher": (
+        {"teacher": {"left": make_model(1)}, "rows": hinted_rows().map(lambda row: {"teacher": "middle"})},
+        "A row's `teacher` is 'middle', and `teachers` has left; name one of them.",
+    ),
+    "a stranger's held-out rows": (
+        {
+            "teacher": {"left": make_model(1), "right": make_model(2)},
+            "rows": hinted_rows().map(lambda row: {"teacher": "left"}),
+            "eval_dataset": hinted_rows(2).map(lambda row: {"teacher": "middle"}),
+        },
+        "A row's `teacher` is 'middle', and `teachers` has left, right; name one of them.",
+    ),
+    "two prompts to learn from": (
+        {
+            "rows": hinted_rows().map(
+                lambda row, i: {"hint_prompts": [row["hint_prompt"]] * (i // 8 + 1)}, with_indices=True
+            )
+        },
+        "The target follows one `hint_prompt`, and a row has 2; give each one.",
     ),
 }
 

@@ -127,6 +127,8 @@ def test_rows_that_cannot_be_used_leave_and_are_counted(tmp_path, capsys):
     rows = make_rows(16, conversational=False).to_list()
     rows[0]["paraphrase_prompt"] = None
     rows[1]["counterfactual_prompt"] = " "
+    for row in rows:
+        row["system_prompt"] = ""  # which nobody reads
     trainer = make_trainer(tmp_path, rows=Dataset.from_list(rows), disable_tqdm=False)
     assert len(trainer.train_dataset) == 14
     printed = capsys.readouterr().out

@@ -11,7 +11,7 @@ from .relevance import has_variant
 def _reweighted(evidence: torch.Tensor, ctx: SelectionContext) -> torch.Tensor:
     """What makes `A_base ((1 - l) + l clip(exp(sign(A_base) evidence)))` of A_base; l falls from step to step."""
     own, base = ctx.method_settings, ctx.advantages[:, None]
-    share = own["lambda"] * max(0.0, 1.0 - ctx.step / own["decay_steps"])
+    share = own["lambda"] * (max(0.0, 1.0 - ctx.step / own["decay_steps"]) if own["decay_steps"] else 1.0)
     factor = (base.sign() * evidence).exp().clamp(1.0 - own["epsilon"], 1.0 + own["epsilon"])
     return base * share * (factor - 1.0)
 

@@ -1,7 +1,5 @@
 """What else than `log T - log S_old` may be added to the advantage of a sampled token."""
 
-import math
-
 import torch
 
 from ..context import SelectionContext, Signals
@@ -39,9 +37,9 @@ def mixture_gap(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
 
     TOP-D, its paper's source in lying2020/agentic-rl-lab (`TrustRegionPD`), which has 0.1 and 0.2. Its reward alone:
     the paper also adds the mean of the later rewards, takes z-scores over a group, and uses a batch several times."""
-    alpha = ctx.method_settings["alpha"]
     teacher, student = _both(signals)
-    return torch.logaddexp(teacher - student + math.log(alpha), torch.full_like(teacher, math.log1p(-alpha)))
+    alpha = torch.full_like(teacher, ctx.method_settings["alpha"])
+    return torch.logaddexp(teacher - student + alpha.log(), (-alpha).log1p())
 
 
 def calibrated_gap(signals: Signals, ctx: SelectionContext) -> torch.Tensor:
