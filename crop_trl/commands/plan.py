@@ -42,7 +42,8 @@ def plan(asked: PlanArguments, fields: Mapping[str, Any]) -> tuple[str, bool]:
     student = asked.student or fields.get("model_name_or_path")
     own = fields.get("teacher_source") not in (None, MODEL)
     teacher = student if own else asked.teacher or fields.get("teacher_model_name_or_path")
-    if student is None or (teacher is None and not fields.get("teacher_server_urls")):
+    taught = teacher or fields.get("teacher_server_urls") or fields.get("teachers")
+    if student is None or not taught:
         raise ValueError("Student or teacher is not known; give `--student` and `--teacher`, or a --config with both.")
     file = asked.accelerate_config
     strategy, processes = ("single", 1) if file is None else launch_of(launch_file(file))

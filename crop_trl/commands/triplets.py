@@ -4,7 +4,7 @@
     crop-trl triplets --input problems.jsonl --output triplets --max-cost 50
     crop-trl triplets --input problems.jsonl --output local --engine vllm --model Qwen/Qwen3-8B --rules numbers
 
-Run the same command again to go on after an interruption. Needs `pip install crop-trl[openai]`.
+Run the same command again to go on after an interruption. An endpoint needs `pip install crop-trl[openai]`.
 """
 
 import os
