@@ -248,7 +248,7 @@ class CROPTrainer(StepMetrics, Rollouts, WholeCheckpoints, ModelCards, GRPOTrain
             name,
             signals,
             scored.loss_mask,
-            self.args.selection_settings,
+            methods.settings_of(name, self.args.selection_settings),
             step=self.state.global_step,
             rows=torch.arange(first_row, first_row + len(inputs)),
             gather=lambda values: gather_ragged(values, self.accelerator),

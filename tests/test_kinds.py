@@ -388,3 +388,6 @@ def test_a_methods_own_settings(tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             config(**settings)
+    # Held-out responses are looked at with `opd`, which has none.
+    trainer = make_trainer(tmp_path, method="power", method_settings={"alpha": 3.0}, eval_dataset=make_rows(2))
+    assert "eval_loss" in trainer.evaluate()

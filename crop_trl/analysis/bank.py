@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch.nn.utils.rnn import pad_sequence
 
 from ..files import replacing
-from ..methods import METHODS, Selection, SelectionSettings, Signals, get_method, select
+from ..methods import METHODS, Selection, SelectionSettings, Signals, get_method, select, settings_of
 from ..prompts import NEGATIVE, ORIGINAL, TEACHER, first_prompts, prompt_variants, split_signal
 from ..scoring import TopKLogprobs
 from ..training.responses import ScoredResponses
@@ -54,11 +54,9 @@ class RolloutBank:
 
     def select(self, method: str, settings: SelectionSettings | None = None) -> Selection:
         """What a method would train of these responses; the same call that the trainer makes."""
-        settings = settings or SelectionSettings()
         # Several methods are looked at with the settings of one.
-        own = {k: v for k, v in settings.method_settings.items() if k in get_method(method).settings}
+        settings = settings_of(method, settings or SelectionSettings())
         rewarded = {"rewards": self.rewards, "advantages": self.advantages}
-        settings = replace(settings, method_settings=own)
         return select(method, self.signals, self.loss_mask, settings, step=self.step, **rewarded)
 
     def runnable_methods(self) -> list[str]:

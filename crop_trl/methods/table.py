@@ -3,7 +3,7 @@
 The trainer computes the signals that a row names and nothing else, and never looks at a method's name."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -224,6 +224,12 @@ def own_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(declared[setting], int | float) and not isinstance(value, int | float):
             raise ValueError(f"`method_settings`: {setting!r} of method {name!r} must be a number, got {value!r}.")
     return {**declared, **given}
+
+
+def settings_of(name: str, settings: SelectionSettings) -> SelectionSettings:
+    """Settings without what `name` does not declare, for a method beside the one that they were made for."""
+    own = {setting: v for setting, v in settings.method_settings.items() if setting in get_method(name).settings}
+    return replace(settings, method_settings=own)
 
 
 def _per_token(value: torch.Tensor | None, what: str, name: str, like: torch.Tensor) -> torch.Tensor | None:
