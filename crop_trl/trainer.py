@@ -132,7 +132,7 @@ class CROPTrainer(StepMetrics, Rollouts, WholeCheckpoints, ModelCards, GRPOTrain
         if train_dataset is not None:
             train_dataset = data.prepare_prompts(train_dataset, tokenizer, args, kwargs.get("tools"), list(teachers))
         if eval_dataset is not None:
-            data.check_eval_dataset(eval_dataset, args.method, list(teachers))
+            data.check_eval_dataset(eval_dataset, list(teachers))
         adapter = kwargs.get("peft_config") is not None or is_adapter(model)
         self.prompt_maker = prompt_maker(kwargs)
         checkpoint_to_resume(args.resume_from_checkpoint, args, train_dataset, adapter)

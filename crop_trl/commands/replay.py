@@ -50,8 +50,9 @@ def read_or_sample(
         print(f"Reading {path}.")
         bank = RolloutBank.load(path)
         for setting in ("teachers", "teacher_source") if model.model_name_or_path else ():
-            was, now = bank.settings.get(setting), getattr(args, setting)
-            if was != now and (was or setting == "teachers" and "teacher_source" in bank.settings):
+            now = getattr(args, setting)
+            was = bank.settings.get(setting, now)
+            if was != now:
                 other = f"{str(path)!r} was sampled with {was!r}; give that, or another `--bank`"
                 raise ValueError(f"`{setting}` is {now!r}, but {other}.")
         return bank

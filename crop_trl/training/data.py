@@ -28,18 +28,17 @@ from ..prompts import (
 )
 
 
-def check_eval_dataset(dataset, method: str, teachers: Sequence[str] = (TEACHER,)) -> None:
+def check_eval_dataset(dataset, teachers: Sequence[str]) -> None:
     """Raise `ValueError` for a held-out dataset, or one of several by name, without prompts or of other `teachers`."""
-    own_teacher = reads_own_teacher(get_method(method).needs)
     for name, one in dataset.items() if isinstance(dataset, dict) else [("", dataset)]:
         first = next(iter(one), None) if isinstance(one, (datasets.Dataset, datasets.IterableDataset)) else None
         if not first or "prompt" not in first:
             which = f"`eval_dataset` {name!r}" if name else "`eval_dataset`"
             found = f"has the columns {', '.join(first)}" if first else "is empty or no dataset"
             raise ValueError(f"{which} {found}; give it rows with `prompt`.")
-        if own_teacher and isinstance(one, datasets.Dataset) and TEACHER in one.column_names:
-            for name in one.unique(TEACHER):
-                teacher_of({TEACHER: name}, teachers)
+        if isinstance(one, datasets.Dataset) and TEACHER in one.column_names:
+            for row in one.select_columns(TEACHER):
+                teacher_of(row, teachers)
 
 
 def check_columns(dataset, kinds: Sequence[str], method: str, limited: Sequence[str] | None = None) -> None:

@@ -299,7 +299,8 @@ REFUSED = {
     "a stranger's held-out rows": (
         {
             "teacher": {"left": make_model(1), "right": make_model(2)},
-            "rows": hinted_rows().map(lambda row: {"teacher": "left"}),
+            # Training asks for nobody's own teacher, evaluation does.
+            "method": "compared",
             "eval_dataset": hinted_rows(2).map(lambda row: {"teacher": "middle"}),
         },
         "A row's `teacher` is 'middle', and `teachers` has left, right; name one of them.",
