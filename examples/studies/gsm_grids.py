@@ -61,7 +61,9 @@ def main() -> None:
                 groups.setdefault((rate, count), []).append(method)
         for (rate, count), names in groups.items():
             grid = yaml.safe_load(Path(__file__).with_name("gsm_main.yaml").read_text())
-            fixed = {"learning_rate": {"value": rate}} | ({"num_counterfactuals": {"value": count}} if count > 1 else {})
+            fixed = {"learning_rate": {"value": rate}} | (
+                {"num_counterfactuals": {"value": count}} if count > 1 else {}
+            )
             varying = {name: {"values": values} for name, values in varied.items()}
             kept = {name: grid["parameters"][name] for name in ("eval_dataset_name", "heatmap")}
             grid["parameters"] = fixed | varying | {"method": {"values": names}} | kept
