@@ -191,6 +191,11 @@ class CROPConfig(GRPOConfig):
         "Sample by CUDA graphs where there is no engine: several times faster than plain generation for small models. "
         "For whole weights on each GPU, full attention and plain sampling with a temperature.",
     )
+    shared_sampler: str | None = option(
+        None,
+        "With `use_cuda_graphs`: beginning of the socket of a process that samples for all runs of a GPU at once, as "
+        "`crop-trl study --sample_together` starts it. For students whose weights are trained themselves.",
+    )
     vllm_speculative_config: dict[str, Any] | str | None = option(
         None,
         "Speculative decoding of a colocated vLLM, of n-grams alone: its `speculative_config`, a dict or JSON such as "
@@ -233,6 +238,8 @@ class CROPConfig(GRPOConfig):
         checks.check_windows(self)
         if self.vllm_speculative_config:
             checks.check_speculation(vars(self))
+        if self.shared_sampler and not self.use_cuda_graphs:
+            raise ValueError("`shared_sampler` needs `use_cuda_graphs`, which samples by it; turn that on.")
         if self.use_cuda_graphs:
             checks.check_graphs(vars(self))
         if self.compile_layers:

@@ -10,12 +10,13 @@ to another machine, its runs count as finished there.
 """
 
 import argparse
+import math
 import re
 import shlex
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from tqdm import tqdm
 
 from ..files import alone_in, write_text
 from ..studies.naming import NamedRun, named_run
-from ..studies.running import run_tasks
+from ..studies.running import run_tasks, samplers
 from ..studies.study import CROP_TRL, PlannedRun, Study, runs_of
 from ..studies.tables import check_against, study_markdown
 from .errors import told
@@ -45,6 +46,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dry_run", action="store_true", help="print every command, start none")
     parser.add_argument("--table", action="store_true", help="make the tables of what is finished, train nothing")
     parser.add_argument("--rows", nargs="+", default=[], metavar="FILE", help="tables of other studies to go on from")
+    parser.add_argument(
+        "--sample_together",
+        action="store_true",
+        help="one process on each GPU samples for all runs there, whose students have one architecture and whose "
+        "grid sets `use_cuda_graphs`: small models sample several times as fast",
+    )
     parser.add_argument(
         "--discard_models", action="store_true", help="delete weights and checkpoints once a run's row is saved"
     )
@@ -113,7 +120,9 @@ def train(study: Study, args: argparse.Namespace) -> None:
                 first = False
                 tqdm.write(study.outlook(args.jobs))
 
-        run_tasks(study.tasks(), args.jobs, args.gpus, ended)
+        places = math.ceil(args.jobs / max(1, len(args.gpus)))
+        with samplers(args.output, args.gpus, places) if args.sample_together else nullcontext() as prefix:
+            run_tasks(study.tasks(["--shared_sampler", prefix] if prefix else []), args.jobs, args.gpus, ended)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Sampling without an engine, at an engine's pace: one token for every row is one CUDA graph, replayed."""
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -22,35 +22,41 @@ def base_of(model) -> PreTrainedModel:
     return model.get_base_model() if is_peft_model(model) else model
 
 
-def _attention(module, query, key, value, attention_mask, scaling=None, softcap=None, s_aux=None, **kwargs):
+def one_token_attention(
+    sdpa: Callable, module, query, key, value, attention_mask, scaling=None, softcap=None, s_aux=None, **kwargs
+):
     """SDPA `[B, H, T, D]` over keys that query heads share: they are queries of one head, no key is copied."""
     if softcap is not None or s_aux is not None:
         raise ValueError("`use_cuda_graphs` knows plain attention only; leave it off for this student.")
     batch, heads, length, width = query.shape
     shared = heads // key.size(1)
-    query = query.reshape(batch, key.size(1), shared * length, width)
-    mask = attention_mask.repeat(1, 1, shared, 1)
-    output = torch.nn.functional.scaled_dot_product_attention(
-        query, key.to(value.dtype), value, attn_mask=mask, scale=scaling
-    )
+    query = query.to(value.dtype).reshape(batch, key.size(1), shared * length, width)
+    mask = attention_mask if length == 1 else attention_mask.repeat(1, 1, shared, 1)
+    output = sdpa(query, key, value, attn_mask=mask, scale=scaling)
     return output.reshape(batch, heads, length, width).transpose(1, 2).contiguous(), None
 
 
-AttentionInterface.register(_ATTENTION, _attention)
+AttentionInterface.register(_ATTENTION, partial(one_token_attention, torch.nn.functional.scaled_dot_product_attention))
 
 
-class _HalfLayer(StaticLayer):
-    """Keys and values in the dtype in which attention reads them."""
+class HalfLayer(StaticLayer):
+    """Keys and values in the dtype in which attention reads them, in columns that all layers are told at once."""
 
     def __init__(self, max_cache_len: int, dtype: torch.dtype):
         super().__init__(max_cache_len)
         self._stored = dtype
+        self.columns: torch.Tensor
 
     def update(self, key_states, value_states, *args, **kwargs):
-        return super().update(key_states.to(self._stored), value_states.to(self._stored), *args, **kwargs)
+        key_states, value_states = key_states.to(self._stored), value_states.to(self._stored)
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self.keys[:, :, self.columns] = key_states
+        self.values[:, :, self.columns] = value_states
+        return self.keys, self.values
 
 
-def make_sampler(model, args) -> "GraphSampler":
+def make_sampler(model, args):
     """A sampler of the student. Raises `ValueError` for weights in pieces, and for a cache that is more than keys."""
     if zero_stage(args) == 3 or fsdp_version(args):
         raise ValueError("`use_cuda_graphs` needs whole weights on each GPU; use ddp or zero2, or leave it off.")
@@ -60,7 +66,29 @@ def make_sampler(model, args) -> "GraphSampler":
             f"`use_cuda_graphs` works with full attention only, not {', '.join(sorted(kinds))}; leave it off."
         )
     half = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
-    return GraphSampler(model, half or base_of(model).dtype, half is not None, args.compile_layers)
+    precision = half or base_of(model).dtype, half is not None
+    if args.shared_sampler:
+        from .shared_sampling import SharedSampler
+
+        return SharedSampler(model, *precision, args.shared_sampler, args.per_device_train_batch_size)
+    return GraphSampler(model, *precision, args.compile_layers)
+
+
+def last_logits(model, ids, mask, positions, cache: Cache) -> torch.Tensor:
+    """Logits `[B, V]` after the last of some tokens `[B, T]`, which go into the cache."""
+    read = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "past_key_values": cache}
+    return model(**read, use_cache=True, logits_to_keep=1).logits[:, -1]
+
+
+def copy_of(model: PreTrainedModel, dtype: torch.dtype, apart: dict, attention: str = _ATTENTION) -> PreTrainedModel:
+    """The model to sample with: the weights of its linear layers in `dtype`, each of its own."""
+    found = copy.deepcopy(model, apart).requires_grad_(False).eval()
+    base_of(found).set_attn_implementation(attention)
+    for module in found.modules():
+        if isinstance(module, torch.nn.Linear):
+            # Of its own, also where the head shares the embedding's.
+            module.weight = torch.nn.Parameter(module.weight.detach().to(dtype, copy=True), False)
+    return found
 
 
 class GraphSampler:
@@ -75,16 +103,11 @@ class GraphSampler:
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype, autocast: bool, compiled: bool = False):
         self._model, self._dtype, self._autocast, self._compiled = model, dtype, autocast, compiled
         self._copy: PreTrainedModel | None = None
-        self._batches: dict[int, _Batch] = {}
+        self._batches: dict[int, Batch] = {}
 
     def _sync(self) -> PreTrainedModel:
         if self._copy is None:
-            self._copy = copy.deepcopy(self._model, {id(self): self}).requires_grad_(False).eval()
-            base_of(self._copy).set_attn_implementation(_ATTENTION)
-            for module in self._copy.modules():
-                if isinstance(module, torch.nn.Linear):
-                    # Of its own, also where the head shares the embedding's.
-                    module.weight = torch.nn.Parameter(module.weight.detach().to(self._dtype, copy=True), False)
+            self._copy = copy_of(self._model, self._dtype, {id(self): self})
             return self._copy
         ours, theirs = (dict(model.named_parameters(remove_duplicate=False)) for model in (self._copy, self._model))
         torch._foreach_copy_(list(ours.values()), [theirs[name].detach() for name in ours])
@@ -109,20 +132,20 @@ class GraphSampler:
         config = generation_config
         length = -(-(width + config.max_new_tokens) // _ROUND) * _ROUND
         batch = self._batches.get(rows)
-        if batch is None or batch.length < length or batch.settings != _settings(config):
+        if batch is None or batch.length < length or batch.settings != settings_of(config):
             self._batches[rows] = batch = None
             precision = self._dtype, self._autocast
-            self._batches[rows] = batch = _Batch(model, rows, length, _settings(config), *precision, self._compiled)
+            self._batches[rows] = batch = Batch(model, rows, length, settings_of(config), *precision, self._compiled)
         return batch.sample(input_ids, attention_mask, config.max_new_tokens)
 
 
-def _settings(config: GenerationConfig) -> tuple[float, tuple[int, ...], int]:
+def settings_of(config: GenerationConfig) -> tuple[float, tuple[int, ...], int]:
     ends = config.eos_token_id
     ends = ends if isinstance(ends, Iterable) else [] if ends is None else [ends]
     return config.temperature, tuple(ends), config.pad_token_id
 
 
-class _Batch:
+class Batch:
     """Memory for a number of rows, and the graph that draws one token for each."""
 
     def __init__(self, model, rows: int, length: int, settings, dtype: torch.dtype, autocast: bool, compiled: bool):
@@ -135,42 +158,43 @@ class _Batch:
         self.temperature, ends, self.pad = settings
         self.ends = torch.tensor(ends, dtype=torch.long, device=device)
         layers = base_of(model).config.get_text_config().num_hidden_layers
-        self.cache = Cache(layers=[_HalfLayer(length, dtype) for _ in range(layers)])
+        self.cache = Cache(layers=[HalfLayer(length, dtype) for _ in range(layers)])
         self.token = torch.zeros(rows, 1, dtype=torch.long, device=device)
         self.position = torch.zeros(rows, 1, dtype=torch.long, device=device)
-        self.column = torch.zeros(rows, 1, dtype=torch.long, device=device)  # of the cache, the same in every row
-        self.mask = torch.zeros(rows, 1, 1, length, dtype=torch.bool, device=device)
+        self.column = torch.zeros(1, dtype=torch.long, device=device)  # of the cache, the same in every row
+        self.mask = torch.zeros(rows, 1, 1, length, dtype=dtype, device=device)  # 0 where a row looks, else -inf
         self.ended = torch.zeros(rows, 1, dtype=torch.bool, device=device)
+        self.state = [self.token, self.position, self.column, self.mask, self.ended]
         self.graph: torch.cuda.CUDAGraph | None = None
 
-    def _forward(self, model, ids, mask, positions) -> None:
+    def _read(self, model, ids, mask, positions, columns) -> torch.Tensor:
+        """Read tokens `[B, T]` into columns `[T]` of the cache; logits `[B, V]` of the next one."""
+        for layer in self.cache.layers:
+            layer.columns = columns
+        return last_logits(model, ids, mask, positions, self.cache)
+
+    def _draw(self, logits: torch.Tensor) -> torch.Tensor:
+        """Tokens `[B, 1]`: the largest of log p + Gumbel noise is a draw from p."""
+        noise = torch.empty_like(logits, dtype=torch.float32).exponential_().log_()
+        return (logits.float() / self.temperature - noise).argmax(-1, keepdim=True)
+
+    def _forward(self, model, ids, mask, positions, columns) -> None:
         """Read tokens, then draw the next one of each row into `token`."""
         with self.autocast():
-            logits = model(
-                input_ids=ids,
-                attention_mask=mask,
-                position_ids=positions,
-                past_key_values=self.cache,
-                use_cache=True,
-                logits_to_keep=1,
-            ).logits[:, -1]
-        # The largest of log p + Gumbel noise is a draw from p.
-        noise = torch.empty_like(logits, dtype=torch.float32).exponential_().log_()
-        drawn = (logits.float() / self.temperature - noise).argmax(-1, keepdim=True)
+            logits = self._read(model, ids, mask, positions, columns)
+        drawn = self._draw(logits)
         self.token.copy_(torch.where(self.ended, self.pad, drawn))
         self.ended |= (drawn == self.ends).any(-1, keepdim=True)
 
     def _step(self) -> None:
         """One token for every row."""
-        self.mask.scatter_(3, self.column[:, None, None], True)
-        self._forward(self.one_token, self.token, self.mask, self.position)
+        self.mask.index_fill_(3, self.column, 0)
+        self._forward(self.one_token, self.token, self.mask, self.position, self.column)
         self.column += 1
         self.position += 1
 
     def _captured(self) -> torch.cuda.CUDAGraph:
-        state = [self.token, self.position, self.column, self.mask, self.ended]
-        state += [layer.cumulative_length for layer in self.cache.layers]
-        before = [tensor.clone() for tensor in state]
+        before = [tensor.clone() for tensor in self.state]
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -180,26 +204,27 @@ class _Batch:
         with torch.cuda.graph(graph):
             self._step()
         # What the trial wrote behind the prompt is written over.
-        for tensor, value in zip(state, before, strict=True):
+        for tensor, value in zip(self.state, before, strict=True):
             tensor.copy_(value)
         return graph
 
-    def sample(self, ids: torch.Tensor, attention_mask: torch.Tensor, count: int) -> torch.Tensor:
-        """Prompts and up to `count` new tokens of each row."""
+    def sample(
+        self, ids: torch.Tensor, attention_mask: torch.Tensor, count: int, absent: torch.Tensor | bool = False
+    ) -> torch.Tensor:
+        """Prompts and up to `count` new tokens of each row, of those that are `absent` `[B, 1]` nothing but padding."""
         width = ids.size(1)
         seen = attention_mask.bool()
-        for layer in self.cache.layers:
-            layer.cumulative_length.zero_()
-        self.ended.zero_()
+        self.ended.fill_(False).logical_or_(torch.as_tensor(absent, device=ids.device))
         self.column.fill_(width)
-        self.mask.zero_()
-        self.mask[:, 0, 0, :width] = seen
+        self.mask.fill_(-torch.inf)
+        self.mask[:, 0, 0, :width].masked_fill_(seen, 0)
         positions = (seen.cumsum(1) - 1).clamp(min=0)
         self.position.copy_(positions[:, -1:] + 1)
-        causal = torch.ones(width, self.length, dtype=torch.bool, device=ids.device).tril()
+        later = torch.ones(width, self.length, dtype=torch.bool, device=ids.device).triu(1)
         # A padded place sees itself, or its row would have nothing to take a softmax of.
         own = torch.eye(width, self.length, dtype=torch.bool, device=ids.device)
-        self._forward(self.model, ids, (causal & self.mask) | own, positions)
+        mask = self.mask.masked_fill(later, -torch.inf).masked_fill(own, 0)
+        self._forward(self.model, ids, mask, positions, torch.arange(width, device=ids.device))
         if self.graph is None and ids.is_cuda:
             self.graph = self._captured()
         drawn = [self.token.clone()]

@@ -6,9 +6,10 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,6 +87,27 @@ def run_tasks(
                         waiting.append(task)  # it gave way to the other
                     else:
                         ended(task, process.returncode)
+
+
+@contextmanager
+def samplers(folder: Path, gpus: Sequence[str], slots: int) -> Iterator[str]:
+    """A process on each GPU that samples for up to `slots` runs there; what `shared_sampler` of the runs is."""
+    started = []
+    with tempfile.TemporaryDirectory() as own:  # names of sockets are short
+        prefix = str(Path(own, "sampler"))
+        command = [sys.executable, "-m", "crop_trl.models.shared_sampling", prefix, "--slots", str(slots)]
+        try:
+            for gpu in gpus or [None]:
+                environment = {**os.environ, **({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})}
+                with open(folder / f"sampler.{gpu or 0}.txt", "w", encoding="utf-8") as log:
+                    streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
+                    started.append(subprocess.Popen(command, env=environment, preexec_fn=end_with_parent, **streams))
+            yield prefix
+        finally:
+            for process in started:
+                process.terminate()
+            for process in started:
+                process.wait()
 
 
 def _start(task: Task, environment: dict[str, str]) -> tuple[Task, subprocess.Popen]:

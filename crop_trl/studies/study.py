@@ -94,12 +94,13 @@ class Study:
         """Runs that have no row and did not fail."""
         return [key for key in self.runs if key not in self.rows and key not in self.failed]
 
-    def tasks(self) -> list[Task]:
-        """What is left to run."""
-        return [
-            Task(key, self.runs[key].command(self.output, CROP_TRL), self.output / key / LOG, self.output / key / LOCK)
-            for key in self.left
-        ]
+    def tasks(self, options: Iterable[str] = ()) -> list[Task]:
+        """What is left to run, with some more options for each."""
+        found = []
+        for key in self.left:
+            command = [*self.runs[key].command(self.output, CROP_TRL), *options]
+            found.append(Task(key, command, self.output / key / LOG, self.output / key / LOCK))
+        return found
 
     @property
     def asked(self) -> dict[str, rows.Row]:

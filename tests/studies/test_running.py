@@ -54,6 +54,20 @@ def test_what_ends_a_study_ends_its_runs(tmp_path, number):
     assert ("the runs that this study had started are stopped." in said) == (number == signal.SIGINT), said
 
 
+@pytest.mark.multiprocess
+def test_runs_sample_together(tmp_path):
+    grid = make_grid(tmp_path, seed=[0, 1], use_cuda_graphs=[True])
+    process = start(tmp_path / "out", grid, options=("--jobs", "2", "--sample_together"))
+    said = process.communicate()[0]
+    assert process.returncode == 0, said
+    rows = read_rows(tmp_path / "out" / "runs.parquet")
+    assert len(rows) == 2 and all(row["accuracy_after"] is not None for row in rows)
+    assert all("shared_sampler" not in row["settings"] for row in rows)
+    logs = [path.read_text() for path in (tmp_path / "out").glob("short/*/log.txt")]
+    assert len(logs) == 2 and all("--shared_sampler" in log for log in logs)
+    assert "Traceback" not in (tmp_path / "out" / "sampler.0.txt").read_text()
+
+
 TWO_PROCESSES = """
 compute_environment: LOCAL_MACHINE
 distributed_type: MULTI_GPU

@@ -1,0 +1,342 @@
+"""Sampling for several runs on one GPU: their students' weights lie stacked, and one graph draws a token for all.
+
+    python -m crop_trl.models.shared_sampling SOCKET --slots 16
+
+A token of a small model takes the time that its thousand kernels take to start, and runs side by side start theirs one
+after the other. Here all runs have them in common. `crop-trl study --sample_together` starts this process and stops it.
+"""
+
+import argparse
+import os
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
+
+import torch
+from torch.func import functional_call, vmap
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AttentionInterface, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers.cache_utils import Cache
+
+from .graph_sampling import Batch, HalfLayer, base_of, copy_of, last_logits, one_token_attention, settings_of
+
+_ROUND = 64  # lengths of the cache are a multiple of this
+# Seconds that a round waits for a run that took part in the last one.
+_PATIENCE = 5.0
+_ATTENTION = "crop_trl_one_token_of_many"
+Layout = list[tuple[str, tuple[int, ...], torch.dtype]]
+
+
+class _Attend(torch.autograd.Function):
+    """SDPA, under vmap one call for all models: vmap's own rule would be a loop over them."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(query, key, value, attn_mask, scale):
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=attn_mask, scale=scale)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def vmap(info, in_dims, *inputs):
+        *parts, scale = inputs
+        flat = [part.movedim(dim, 0).flatten(0, 1) for part, dim in zip(parts, in_dims, strict=False)]
+        return _Attend.forward(*flat, scale).unflatten(0, (info.batch_size, -1)), 0
+
+
+AttentionInterface.register(
+    _ATTENTION,
+    partial(one_token_attention, lambda q, k, v, attn_mask, scale: _Attend.apply(q, k, v, attn_mask, scale)),
+)
+
+
+def address_of(prefix: str) -> str:
+    """The socket of the GPU that this process sees."""
+    return f"{prefix}.{os.environ.get('CUDA_VISIBLE_DEVICES', 'all')}"
+
+
+def layout_of(model: torch.nn.Module, half: torch.dtype) -> Layout:
+    """Name, shape and dtype of the weights that a sampling copy of a model has."""
+    linear = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    parameters = model.named_parameters(remove_duplicate=False)
+    return [(name, tuple(each.shape), half if name in linear else each.dtype) for name, each in parameters]
+
+
+def shared(folder: Path, slot: int, layout: Layout) -> dict[str, torch.Tensor]:
+    """Memory for a student's weights that two processes have in common, pinned where there is a GPU."""
+    found = {}
+    for dtype in dict.fromkeys(dtype for *_, dtype in layout):
+        parts = [(name, shape) for name, shape, own in layout if own == dtype]
+        sizes = [torch.Size(shape).numel() for _, shape in parts]
+        path = folder / f"{slot}.{str(dtype).removeprefix('torch.')}"
+        flat = torch.from_file(str(path), shared=True, size=sum(sizes), dtype=dtype)
+        if torch.cuda.is_available():
+            torch.cuda.cudart().cudaHostRegister(flat.data_ptr(), flat.nbytes, 0)
+        found |= {name: part.view(shape) for (name, shape), part in zip(parts, flat.split(sizes), strict=True)}
+    return found
+
+
+class StackedBatch(Batch):
+    """`slots` models of one shape with `rows` rows each, read as one."""
+
+    def __init__(self, template: PreTrainedModel, stacks: dict[str, torch.Tensor], slots: int, rows: int, *args):
+        super().__init__(template, slots * rows, *args, False)
+        config = template.config.get_text_config()
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        shape = (slots, rows, config.num_key_value_heads, self.length, width)
+        self._stacks = {f"model.{name}": each for name, each in stacks.items()}
+        self._shape = (slots, rows)
+        dtype, device = self.mask.dtype, self.mask.device
+        self._stored = [torch.zeros(2, *shape, dtype=dtype, device=device) for _ in self.cache.layers]
+        self._uniform = torch.zeros(slots * rows, self.length, device=device)
+        self._drawn = torch.zeros(1, dtype=torch.long, device=device)
+        self.state.append(self._drawn)
+
+    def _read(self, model, ids, mask, positions, columns):
+        def one(weights, stored, *read):
+            layers = [HalfLayer(self.length, self.mask.dtype) for _ in stored]
+            for layer, (keys, values) in zip(layers, stored, strict=True):
+                layer.keys, layer.values, layer.columns, layer.is_initialized = keys, values, columns, True
+            return functional_call(_Last(model), weights, (*read, Cache(layers=layers)))
+
+        apart = [each.unflatten(0, self._shape) for each in (ids, mask, positions)]
+        stored = [(both[0], both[1]) for both in self._stored]
+        return vmap(one)(self._stacks, stored, *apart).flatten(0, 1)
+
+    def _draw(self, logits):
+        chance = self._uniform.index_select(1, self._drawn)
+        self._drawn += 1
+        below = (logits.float() / self.temperature).softmax(-1).cumsum(-1)
+        return (below < chance * below[:, -1:]).sum(-1, keepdim=True)
+
+    def draw(self, ids: torch.Tensor, mask: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+        """
+        Prompts `[S, B, P]` and responses, `[S, B, P + N]`, by random numbers in [0, 1) `[S, B, N]`; a row whose mask is
+        0 has no prompt.
+        """
+        count = uniform.size(-1)
+        self._uniform[:, :count] = uniform.flatten(0, 1)
+        self._drawn.zero_()
+        ids, mask = ids.flatten(0, 1), mask.flatten(0, 1)
+        return self.sample(ids, mask, count, absent=~mask.any(1, keepdim=True)).unflatten(0, self._shape)
+
+
+class _Last(torch.nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, *read):
+        return last_logits(self.model, *read)
+
+
+class Stack:
+    """The students of all slots. The first run that comes says of what kind they are."""
+
+    def __init__(self, slots: int):
+        self.slots, self.kind, self.batch = slots, None, None
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    def welcome(self, kind: dict) -> Layout:
+        """Make room for students of a kind. Raises `ValueError` for one that is another than the first."""
+        if self.kind is None:
+            self.kind = kind
+            model = AutoModelForCausalLM.from_config(kind["config"], dtype=kind["dtype"])
+            self.template = copy_of(model, kind["half"], {}, _ATTENTION).to(self.device)
+            self.layout = layout_of(self.template, kind["half"])
+            self.stacks = {
+                name: torch.zeros(self.slots, *shape, dtype=dtype, device=self.device)
+                for name, shape, dtype in self.layout
+            }
+        for name in kind.keys() - {"config"}:
+            if kind[name] != self.kind[name]:
+                raise ValueError(
+                    f"runs that sample together have one {name}, not {self.kind[name]!r} and {kind[name]!r}"
+                )
+        return self.layout
+
+    def draw(self, asked: dict[int, dict]) -> dict[int, torch.Tensor]:
+        """Responses for some slots, each with its `ids` and `mask` `[B, P]`, `uniform` `[B, N]` and `weights`."""
+        rows = self.kind["rows"]
+        width, count = (max(each[name].size(1) for each in asked.values()) for name in ("ids", "uniform"))
+        ids = torch.full((self.slots, rows, width), self.kind["settings"][2])
+        mask, uniform = torch.zeros_like(ids), torch.zeros(self.slots, rows, count)
+        for slot, each in asked.items():
+            for name, weight in each["weights"].items():
+                self.stacks[name][slot].copy_(weight, non_blocking=True)
+            here, own = each["ids"].shape
+            ids[slot, :here, width - own :], mask[slot, :here, width - own :] = each["ids"], each["mask"]
+            uniform[slot, :here, : each["uniform"].size(1)] = each["uniform"]
+        length = -(-(width + count) // _ROUND) * _ROUND
+        if self.batch is None or self.batch.length < length:
+            self.batch = None
+            kind = self.kind
+            shape = (self.slots, rows, length, kind["settings"], kind["half"], kind["autocast"])
+            self.batch = StackedBatch(self.template, self.stacks, *shape)
+        found = self.batch.draw(*(each.to(self.device) for each in (ids, mask, uniform))).cpu()
+        return {
+            slot: found[slot, : len(each["ids"]), width:][:, : each["uniform"].size(1)] for slot, each in asked.items()
+        }
+
+
+class Rounds:
+    """What runs ask for, answered together: a round waits for those that took part in the last one."""
+
+    def __init__(self, stack: Stack, folder: Path):
+        self.stack, self.folder = stack, folder
+        self.changed = threading.Condition()
+        self.free = list(range(stack.slots))
+        self.weights: dict[int, dict[str, torch.Tensor]] = {}
+        self.asked: dict[int, dict] = {}
+        self.answers: dict[int, torch.Tensor] = {}
+        self.last: set[int] = set()
+
+    def attend(self, connection: Connection) -> None:
+        """Serve one run until it is gone."""
+        slot = None
+        try:
+            with self.changed:
+                slot = self.free.pop(0) if self.free else None
+                if slot is None:
+                    raise ValueError(f"all {self.stack.slots} places are taken")
+                layout = self.stack.welcome(connection.recv())
+                # Pinned memory stays where it is, for the next run that takes this place.
+                if slot not in self.weights:
+                    self.weights[slot] = shared(self.folder, slot, layout)
+            connection.send((layout, self.folder, slot))
+            while True:
+                asked = {name: torch.from_numpy(each) for name, each in connection.recv().items()}
+                with self.changed:
+                    self.asked[slot] = {**asked, "weights": self.weights[slot]}
+                    self.changed.notify_all()
+                    self.changed.wait_for(lambda: slot in self.answers)
+                    answer = self.answers.pop(slot)
+                connection.send(answer.numpy())
+        except (EOFError, ConnectionError):
+            pass
+        except ValueError as error:
+            with suppress(OSError):
+                connection.send(error)
+        finally:
+            with self.changed:
+                self.last.discard(slot)
+                self.free += [slot] * (slot is not None)
+                self.changed.notify_all()
+
+    def serve(self) -> None:
+        """Answer for ever; what goes wrong ends the process, and with it all runs that wait for it."""
+        try:
+            self._serve()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+
+    def _serve(self) -> None:
+        while True:
+            with self.changed:
+                self.changed.wait_for(lambda: self.asked)
+                self.changed.wait_for(lambda: self.last <= self.asked.keys(), _PATIENCE)
+                asked, self.asked = self.asked, {}
+                self.last = set(asked)
+            answers = self.stack.draw(asked)
+            with self.changed:
+                self.answers.update(answers)
+                self.changed.notify_all()
+
+
+class SharedSampler:
+    """Draws responses through the process that listens at `prefix` for this GPU; otherwise as `GraphSampler`."""
+
+    def __init__(self, model: PreTrainedModel, half: torch.dtype, autocast: bool, prefix: str, rows: int):
+        if base_of(model) is not model:
+            raise ValueError(
+                "`shared_sampler` is for students whose weights are trained themselves; turn `use_peft` off."
+            )
+        self._model, self._half, self._autocast, self._address = model, half, autocast, address_of(prefix)
+        self._connection: Connection | None = None
+        self._rows = rows
+
+    def _connect(self, config: GenerationConfig) -> None:
+        until = time.monotonic() + 60
+        while not Path(self._address).exists() and time.monotonic() < until:
+            time.sleep(0.1)
+        try:
+            self._connection = Client(self._address, "AF_UNIX")
+        except OSError as error:
+            raise ValueError(
+                f"`shared_sampler`: nobody listens at {self._address!r}; `crop-trl study --sample_together` starts it."
+            ) from error
+        kind = {"config": self._model.config, "dtype": self._model.dtype, "half": self._half, "rows": self._rows}
+        self._connection.send({**kind, "autocast": self._autocast, "settings": settings_of(config)})
+        answer = self._connection.recv()
+        if isinstance(answer, ValueError):
+            raise ValueError(f"`shared_sampler`: {answer}.")
+        layout, folder, slot = answer
+        if layout != layout_of(self._model, self._half):
+            raise ValueError("`shared_sampler`: the runs of one GPU have students of one architecture.")
+        self._weights = shared(folder, slot, layout)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Let the model's own `generate` be that of the sampler."""
+        self._model.generate = self.generate
+        try:
+            yield
+        finally:
+            del self._model.generate
+
+    @torch.no_grad()
+    def generate(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, generation_config: GenerationConfig, **kwargs
+    ) -> torch.Tensor:
+        """As `generate` with `do_sample`: prompts `[B, P]`, padded on the left, and responses, `[B, P + N]`."""
+        if self._connection is None:
+            self._connect(generation_config)
+        for name, weight in self._model.named_parameters(remove_duplicate=False):
+            self._weights[name].copy_(weight, non_blocking=True)
+        if input_ids.is_cuda:
+            torch.cuda.synchronize()
+        # From this run's own random numbers, so that a seed means the same as without company.
+        uniform = torch.rand(len(input_ids), generation_config.max_new_tokens, device=input_ids.device)
+        asked = (each.cpu().split(self._rows) for each in (input_ids, attention_mask, uniform))
+        drawn = [row for part in zip(*asked, strict=True) for row in self._ask(*part)]
+        drawn = pad_sequence(drawn, batch_first=True, padding_value=settings_of(generation_config)[2])
+        return torch.cat([input_ids, drawn.to(input_ids.device)], dim=1)
+
+    def _ask(self, ids: torch.Tensor, mask: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+        try:
+            # As arrays: PyTorch would send tensors by files that strangers may not open.
+            self._connection.send({"ids": ids.numpy(), "mask": mask.numpy(), "uniform": uniform.numpy()})
+            return torch.from_numpy(self._connection.recv())
+        except (EOFError, ConnectionError) as error:
+            raise RuntimeError(f"`shared_sampler`: the process at {self._address!r} has ended.") from error
+
+
+def main() -> None:
+    """Listen until somebody ends this process."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("socket", help="beginning of the socket's name; the GPUs that this process sees follow")
+    parser.add_argument("--slots", type=int, required=True, help="runs at most")
+    args = parser.parse_args()
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        rounds = Rounds(Stack(args.slots), Path(folder))
+        threading.Thread(target=rounds.serve, daemon=True).start()
+        address = address_of(args.socket)
+        Path(address).unlink(missing_ok=True)
+        with Listener(address, "AF_UNIX", backlog=args.slots) as listener:
+            while True:
+                threading.Thread(target=rounds.attend, args=(listener.accept(),), daemon=True).start()
+
+
+if __name__ == "__main__":
+    main()
