@@ -108,6 +108,11 @@ def check_loss(method: str, loss: str, divergence: str) -> None:
             raise ValueError(f"`{name}` {value!r} is not known: choose one of {', '.join(known)}.")
     if loss == TOPK and not get_method(method).has_distribution:
         raise ValueError(f"`distillation_loss` {TOPK!r} needs a distribution, and {method!r} has none; take 'sampled'.")
+    if loss != TOPK and divergence != "forward":  # the default, which need not have been given
+        raise ValueError(
+            f"`topk_divergence` {divergence!r} is read with `distillation_loss` {TOPK!r} alone, and that is {loss!r}; "
+            f"set it to {TOPK!r}, or leave `topk_divergence` out."
+        )
 
 
 def warn_of_sampling(values: Mapping[str, Any]) -> None:

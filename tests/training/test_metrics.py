@@ -38,6 +38,11 @@ def test_a_last_batch_that_is_not_full_counts_for_what_it_holds(tmp_path, batch_
         ({"learning_rate": float("nan")}, "`learning_rate` must be a number of at least 0, got nan"),
         ({"distillation_loss": "kl"}, "`distillation_loss` 'kl' is not known: choose one of sampled, topk"),
         ({"topk_divergence": "tv"}, "`topk_divergence` 'tv' is not known: choose one of forward, reverse, jsd"),
+        (
+            {"topk_divergence": "reverse"},
+            "`topk_divergence` 'reverse' is read with `distillation_loss` 'topk' alone, and that is 'sampled'; set it "
+            "to 'topk', or leave `topk_divergence` out.",
+        ),
         ({"vllm_speculative_config": '{"method": "ngram"}'}, "`vllm_speculative_config` needs `use_vllm` with"),
         (
             {"vllm_speculative_config": {"method": "eagle3"}, "use_vllm": True},
