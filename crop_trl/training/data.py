@@ -232,7 +232,8 @@ def _fitting(dataset, check: RowCheck, talk: bool, progress: bool):
             datasets.enable_progress_bars()
     reasons = "; ".join(f"{count} {reason}" for reason, count in check.dropped.most_common())
     if len(kept) == 0:
-        raise ValueError(f"No row is left of {len(dataset)}: {reasons}; raise the limit or mend the dataset.")
+        limit = "raise the limit or " if any("max_prompt_length" in reason for reason in check.dropped) else ""
+        raise ValueError(f"No row is left of {len(dataset)}: {reasons}; {limit}mend the dataset.")
     if reasons and talk:
         print(f"{len(dataset) - len(kept)} of {len(dataset)} rows left out: {reasons}.")
     return kept

@@ -283,7 +283,7 @@ REFUSED = {
     ),
     "nobody's rows": (
         {"teacher": {"left": make_model(1), "right": make_model(2)}},
-        "No row is left of 16: 16 without teacher; raise the limit or mend the dataset.",
+        "No row is left of 16: 16 without teacher; mend the dataset.",
     ),
     "a stranger's rows": (
         {
