@@ -35,29 +35,35 @@ def has_budget(method: str) -> bool:
     return method != "base" and (method not in METHODS or METHODS[method].score is not None)
 
 
-def _how_asked(results: Results) -> str:
+def _how_drawn(results: Results) -> list[str]:
+    """How the responses were sampled and asked for, a phrase for each setting."""
     decoding = results["decoding"]
     modes = {True: "thinking on", False: "thinking off"}
     options = dict(decoding["chat_template_kwargs"])
-    parts = [modes.get(options.pop("enable_thinking", None), "the template's thinking mode")]
-    parts += [f"{name} {value}" for name, value in options.items()]
-    form = f"chat messages, {', '.join(parts)}" if decoding["conversational"] else "plain text"
+    chat = ["chat messages", modes.get(options.pop("enable_thinking", None), "the template's thinking mode")]
+    chat += [f"{name} {value}" for name, value in options.items()]
     template = results["prompt_template"].replace("\n", "⏎")
-    return f"{form}, prompts `{template}`"
+    return [
+        f"{results['sampler']} sampler",
+        f"temperature {decoding['temperature']}",
+        f"top-p {decoding['top_p']}",
+        f"at most {decoding['max_tokens']} new tokens",
+        *(chat if decoding["conversational"] else ["plain text"]),
+        f"prompts `{template}`",
+    ]
 
 
 def run_markdown(results: Mapping[str, Any]) -> str:
     """The results of one run."""
-    decoding, trained = results["decoding"], results.get("asked_in_training")
+    trained = results.get("asked_in_training")
     pinned = f" at revision `{results['model_revision']}`" if results.get("model_revision") else ""
-    others = asked_otherwise({**results, **decoding}, trained or {})
+    others = asked_otherwise({**results, **results["decoding"]}, trained or {})
     as_trained = f", otherwise than in training ({'; '.join(others)})" if others else ", as in training"
     lines = [
         f"# {results.get('label') or results['model']}",
         "",
-        f"`{results['model']}`{pinned}, {results['sampler']} sampler, temperature {decoding['temperature']}, top-p "
-        f"{decoding['top_p']}, at most {decoding['max_tokens']} new tokens; {_how_asked(results)}"
-        f"{as_trained if trained else ''}. In brackets: 95 % intervals over problems.",
+        f"`{results['model']}`{pinned}, {', '.join(_how_drawn(results))}{as_trained if trained else ''}. In brackets: "
+        "95 % intervals over problems.",
         "",
     ]
     extra = sorted({int(k) for row in results["benchmarks"].values() for k in row["pass_at"]})
@@ -243,10 +249,14 @@ def comparison_markdown(
         where = f", setting {setting}" if len(settings) > 1 else ""
         against = compared[setting]["reference"]
         lines += [f"## Differences against {against} (points){where}", "", _differences(compared[setting])]
-        asked = {run: _how_asked(results) for run, results in runs.items() if "prompt_template" in results}
-        if len(set(asked.values())) > 1:
-            said = "; ".join(f"{run} {prompts}" for run, prompts in asked.items())
-            lines.append(f"The runs were asked with different prompts: {said}.\n")
+        drawn = {run: _how_drawn(results) for run, results in runs.items() if "prompt_template" in results}
+        own = {
+            run: [part for part in parts if any(part not in others for others in drawn.values())]
+            for run, parts in drawn.items()
+        }
+        if any(own.values()):
+            said = "; ".join(f"{run} with {', '.join(parts) or 'nothing more'}" for run, parts in own.items())
+            lines.append(f"The responses were not drawn alike: {said}.\n")
         lines += [f"## Diagnostics{where}", "", diagnostics_table(runs)]
     return "\n".join(lines)
 

@@ -99,7 +99,7 @@ def test_one_evaluation_gives_math_500_whole_and_clean(tmp_path):
         assert load_results(folder)["average"] == 0.9 and "Means of MATH-500." in done.stdout, done.stderr
     for arguments, said in (([], "MATH-500 (10 problems)"), (["--average", "clean"], "MATH-500-Clean (2 problems)")):
         done = run("--compare", f"a={folder}", f"b={folder}", *arguments)
-        assert f"Means of {said}; the largest" in done.stdout, done.stderr
+        assert f"Means of {said}; the largest" in done.stdout and "not drawn alike" not in done.stdout, done.stderr
 
 
 def test_a_model_is_asked_as_it_was_trained(benchmark, tmp_path):
@@ -118,6 +118,7 @@ def test_a_model_is_asked_as_it_was_trained(benchmark, tmp_path):
     assert how in run("--regrade", tmp_path / "out").stdout
     # What is told goes first, the setting's thinking mode too; the rest stays.
     told = ["--prompt_template", "{problem} Box it.", "--setting", "A", "--chat_template_kwargs", '{"depth": 2}']
+    told += ["--temperature", 0.5]
     done = run(*arguments, *told, "--output", tmp_path / "other")
     assert server.requests[-1]["messages"][0]["content"].endswith("? Box it.")
     assert server.requests[-1]["chat_template_kwargs"] == {**options, "enable_thinking": True, "depth": 2}
@@ -129,7 +130,8 @@ def test_a_model_is_asked_as_it_was_trained(benchmark, tmp_path):
     assert done.returncode == 1 and "with chat_template_kwargs" in done.stderr
     server.close()
     done = run("--compare", f"a={tmp_path / 'out'}", f"b={tmp_path / 'other'}")
-    assert "asked with different prompts: a chat messages, thinking off, effort low, prompts `" in done.stdout
+    assert "were not drawn alike: a with temperature 0.7, thinking off, prompts `{problem} In a" in done.stdout
+    assert "please.`; b with temperature 0.5, thinking on, depth 2, prompts `{problem} Box it.`.\n" in done.stdout
     save_how_asked(run_folder, "{problem}", conversational=False)
     done = run(*arguments, "--output", tmp_path / "plain")
     assert done.returncode == 1 and "A server takes chat messages alone" in done.stderr
