@@ -164,6 +164,7 @@ class Stack:
                 )
         return self.layout
 
+    @torch.no_grad()
     def draw(self, asked: dict[int, dict]) -> dict[int, torch.Tensor]:
         """Responses for some slots, each with its `ids` and `mask` `[B, P]`, `uniform` `[B, N]` and `weights`."""
         rows = self.kind["rows"]
@@ -194,6 +195,8 @@ class Rounds:
     def __init__(self, stack: Stack, folder: Path):
         self.stack, self.folder = stack, folder
         self.changed = threading.Condition()
+        # While a graph is captured no thread may ask for memory.
+        self.on_device = threading.Lock()
         self.free = list(range(stack.slots))
         self.weights: dict[int, dict[str, torch.Tensor]] = {}
         self.asked: dict[int, dict] = {}
@@ -204,11 +207,13 @@ class Rounds:
         """Serve one run until it is gone."""
         slot = None
         try:
+            kind = connection.recv()
             with self.changed:
                 slot = self.free.pop(0) if self.free else None
-                if slot is None:
-                    raise ValueError(f"all {self.stack.slots} places are taken")
-                layout = self.stack.welcome(connection.recv())
+            if slot is None:
+                raise ValueError(f"all {self.stack.slots} places are taken")
+            with self.on_device:
+                layout = self.stack.welcome(kind)
                 # Pinned memory stays where it is, for the next run that takes this place.
                 if slot not in self.weights:
                     self.weights[slot] = shared(self.folder, slot, layout)
@@ -247,7 +252,8 @@ class Rounds:
                 self.changed.wait_for(lambda: self.last <= self.asked.keys(), _PATIENCE)
                 asked, self.asked = self.asked, {}
                 self.last = set(asked)
-            answers = self.stack.draw(asked)
+            with self.on_device:
+                answers = self.stack.draw(asked)
             with self.changed:
                 self.answers.update(answers)
                 self.changed.notify_all()
