@@ -18,6 +18,9 @@ from crop_trl.studies.rows import stored_rows
 
 DEFAULT = {"fillers": 5, "sharpness": 1.25, "style": 1, "conditions": 4, "rate": 3e-4}
 GENERIC = {0: 26, 2: 41, 5: 55, 12: 70, 26: 82}  # fillers -> share of wording, in per cent
+# What the grids change, and so what the names of their runs have.
+CHANGED = {"method", "seed", "num_counterfactuals", "learning_rate", "max_completion_length"}
+CHANGED |= {"model_name_or_path", "teacher_model_name_or_path"}
 PREMISES = {  # name -> title, and its values with their labels
     "fillers": ("Generic wording (%)", {n: str(share) for n, share in GENERIC.items()}),
     "sharpness": ("Logits of the teacher (times)", {1: "1", 1.25: "1.25", 1.5: "1.5", 2: "2"}),
@@ -43,6 +46,8 @@ def gains(rows: list[dict]) -> dict[tuple[str, float, str], list[float]]:
     """(premise, value, method) -> gain over random tokens by seed, in points of accuracy."""
     after = defaultdict(dict)
     for row in rows:
+        if set(re.findall(r"[/,](\w+)=", row["run"])) - CHANGED:
+            continue  # of another study
         world = premises_of(row)
         if row["method"] != "crop":  # reads no counterfactual
             world["conditions"] = DEFAULT["conditions"]

@@ -25,6 +25,8 @@ def test_the_grids_bring_every_point_of_the_figure(tmp_path, monkeypatch, capsys
         accuracy = 0.5 + 0.05 * settings["seed"] + gain[settings["method"]]
         rows[key] = {**settings, "run": key, "settings": "{}", "accuracy_after": accuracy}
     assert len(rows) == 108
+    other = "tiny/method=crop,max_steps=20,seed=0"
+    rows[other] = {**rows["tiny/method=crop,seed=0"], "run": other, "accuracy_after": 0.9}
     write_rows(tmp_path / "runs.parquet", rows)
     script = runpy.run_path(str(SCRIPT))
     found = script["gains"](list(rows.values()))
