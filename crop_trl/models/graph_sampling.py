@@ -140,6 +140,7 @@ class GraphSampler:
 
 
 def settings_of(config: GenerationConfig) -> tuple[float, tuple[int, ...], int]:
+    """Temperature, ids that end a response, and the id of padding."""
     ends = config.eos_token_id
     ends = ends if isinstance(ends, Iterable) else [] if ends is None else [ends]
     return config.temperature, tuple(ends), config.pad_token_id
