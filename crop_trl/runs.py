@@ -224,6 +224,8 @@ def _check_together(script: ScriptArguments, args: TrainConfig, model: ModelConf
             )
     if not args.train and (not script.eval_dataset_name or script.reward == "none"):
         raise ValueError("`--method base` evaluates only; it needs `--eval_dataset_name` and `--reward accuracy`.")
+    if args.shared_sampler and model.use_peft:
+        raise ValueError("`shared_sampler` is for students whose weights are trained themselves; turn `use_peft` off.")
     if model.model_revision != "main":
         check_local(model.model_name_or_path, model_revision=model.model_revision)
     adapter = [f.name for f in fields(ModelConfig) if f.name.startswith(("lora_", "use_rslora", "use_dora"))]

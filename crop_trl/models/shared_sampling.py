@@ -8,7 +8,6 @@ after the other. Here all runs have them in common. `crop-trl study --sample_tog
 
 import argparse
 import os
-import tempfile
 import threading
 import time
 import traceback
@@ -24,12 +23,13 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AttentionInterface, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 
-from .graph_sampling import Batch, HalfLayer, base_of, copy_of, last_logits, one_token_attention, settings_of
+from .graph_sampling import Batch, HalfLayer, copy_of, last_logits, one_token_attention, settings_of
 
 _ROUND = 64  # lengths of the cache are a multiple of this
-# Seconds that a round waits for a run that took part in the last one.
+# Seconds that a round waits at least for a run that took part in the last one.
 _PATIENCE = 5.0
 _ATTENTION = "crop_trl_one_token_of_many"
+_APART = ("_name_or_path", "architectures", "transformers_version")
 Layout = list[tuple[str, tuple[int, ...], torch.dtype]]
 
 
@@ -71,18 +71,15 @@ def layout_of(model: torch.nn.Module, half: torch.dtype) -> Layout:
     return [(name, tuple(each.shape), half if name in linear else each.dtype) for name, each in parameters]
 
 
-def shared(folder: Path, slot: int, layout: Layout) -> dict[str, torch.Tensor]:
+def shared(file: str, layout: Layout) -> dict[str, torch.Tensor]:
     """Memory for a student's weights that two processes have in common, pinned where there is a GPU."""
-    found = {}
-    for dtype in dict.fromkeys(dtype for *_, dtype in layout):
-        parts = [(name, shape) for name, shape, own in layout if own == dtype]
-        sizes = [torch.Size(shape).numel() for _, shape in parts]
-        path = folder / f"{slot}.{str(dtype).removeprefix('torch.')}"
-        flat = torch.from_file(str(path), shared=True, size=sum(sizes), dtype=dtype)
-        if torch.cuda.is_available():
-            torch.cuda.cudart().cudaHostRegister(flat.data_ptr(), flat.nbytes, 0)
-        found |= {name: part.view(shape) for (name, shape), part in zip(parts, flat.split(sizes), strict=True)}
-    return found
+    parts = sorted(layout, key=lambda part: -part[2].itemsize)  # so that each begins where its dtype may
+    sizes = [torch.Size(shape).numel() * dtype.itemsize for _, shape, dtype in parts]
+    flat = torch.from_file(file, shared=True, size=sum(sizes), dtype=torch.uint8)
+    if torch.cuda.is_available():
+        torch.cuda.cudart().cudaHostRegister(flat.data_ptr(), flat.nbytes, 0)
+    pieces = zip(parts, flat.split(sizes), strict=True)
+    return {name: piece.view(dtype).view(shape) for (name, shape, dtype), piece in pieces}
 
 
 class StackedBatch(Batch):
@@ -139,6 +136,13 @@ class _Last(torch.nn.Module):
         return last_logits(self.model, *read)
 
 
+def _compared(kind: dict) -> dict:
+    """What is the same for all runs: the student's own settings too, for equal shapes do not make an equal model."""
+    config = {name: value for name, value in kind["config"].to_dict().items() if name not in _APART}
+    settings = dict(zip(("temperature", "eos_token_id", "pad_token_id"), kind["settings"], strict=True))
+    return {**config, **settings, **{name: value for name, value in kind.items() if name not in ("config", "settings")}}
+
+
 class Stack:
     """The students of all slots. The first run that comes says of what kind they are."""
 
@@ -149,7 +153,6 @@ class Stack:
     def welcome(self, kind: dict) -> Layout:
         """Make room for students of a kind. Raises `ValueError` for one that is another than the first."""
         if self.kind is None:
-            self.kind = kind
             model = AutoModelForCausalLM.from_config(kind["config"], dtype=kind["dtype"])
             self.template = copy_of(model, kind["half"], {}, _ATTENTION).to(self.device)
             self.layout = layout_of(self.template, kind["half"])
@@ -157,17 +160,20 @@ class Stack:
                 name: torch.zeros(self.slots, *shape, dtype=dtype, device=self.device)
                 for name, shape, dtype in self.layout
             }
-        for name in kind.keys() - {"config"}:
-            if kind[name] != self.kind[name]:
+            self.kind = kind
+        first, own = _compared(self.kind), _compared(kind)
+        for name in first | own:
+            if first.get(name) != own.get(name):
                 raise ValueError(
-                    f"runs that sample together have one {name}, not {self.kind[name]!r} and {kind[name]!r}"
+                    f"runs that sample together have one `{name}`, not {first.get(name)!r} and {own.get(name)!r}; "
+                    "let them be in studies of their own"
                 )
         return self.layout
 
     @torch.no_grad()
     def draw(self, asked: dict[int, dict]) -> dict[int, torch.Tensor]:
         """Responses for some slots, each with its `ids` and `mask` `[B, P]`, `uniform` `[B, N]` and `weights`."""
-        rows = self.kind["rows"]
+        rows = self.kind["per_device_train_batch_size"]
         width, count = (max(each[name].size(1) for each in asked.values()) for name in ("ids", "uniform"))
         ids = torch.full((self.slots, rows, width), self.kind["settings"][2])
         mask, uniform = torch.zeros_like(ids), torch.zeros(self.slots, rows, count)
@@ -192,16 +198,19 @@ class Stack:
 class Rounds:
     """What runs ask for, answered together: a round waits for those that took part in the last one."""
 
-    def __init__(self, stack: Stack, folder: Path):
-        self.stack, self.folder = stack, folder
+    def __init__(self, stack: Stack):
+        self.stack = stack
         self.changed = threading.Condition()
         # While a graph is captured no thread may ask for memory.
         self.on_device = threading.Lock()
         self.free = list(range(stack.slots))
+        # Files without a name: however processes end, nothing stays, and a container's small /dev/shm does not matter.
+        self.files = [f"/proc/{os.getpid()}/fd/{os.memfd_create('weights')}" for _ in self.free]
         self.weights: dict[int, dict[str, torch.Tensor]] = {}
         self.asked: dict[int, dict] = {}
         self.answers: dict[int, torch.Tensor] = {}
         self.last: set[int] = set()
+        self.away: dict[int, float] = {}  # seconds between a run's last answer and what it asked then
 
     def attend(self, connection: Connection) -> None:
         """Serve one run until it is gone."""
@@ -216,11 +225,13 @@ class Rounds:
                 layout = self.stack.welcome(kind)
                 # Pinned memory stays where it is, for the next run that takes this place.
                 if slot not in self.weights:
-                    self.weights[slot] = shared(self.folder, slot, layout)
-            connection.send((layout, self.folder, slot))
+                    self.weights[slot] = shared(self.files[slot], layout)
+            connection.send((layout, self.files[slot]))
             while True:
+                since = time.monotonic()
                 asked = {name: torch.from_numpy(each) for name, each in connection.recv().items()}
                 with self.changed:
+                    self.away[slot] = time.monotonic() - since
                     self.asked[slot] = {**asked, "weights": self.weights[slot]}
                     self.changed.notify_all()
                     self.changed.wait_for(lambda: slot in self.answers)
@@ -228,9 +239,10 @@ class Rounds:
                 connection.send(answer.numpy())
         except (EOFError, ConnectionError):
             pass
-        except ValueError as error:
+        except Exception as error:
+            traceback.print_exc()
             with suppress(OSError):
-                connection.send(error)
+                connection.send(ValueError(str(error)))
         finally:
             with self.changed:
                 self.last.discard(slot)
@@ -249,7 +261,9 @@ class Rounds:
         while True:
             with self.changed:
                 self.changed.wait_for(lambda: self.asked)
-                self.changed.wait_for(lambda: self.last <= self.asked.keys(), _PATIENCE)
+                # Shorter than their steps, no two runs would ever meet again.
+                patience = max([_PATIENCE, *(2 * self.away[slot] for slot in self.last)])
+                self.changed.wait_for(lambda: self.last <= self.asked.keys(), patience)
                 asked, self.asked = self.asked, {}
                 self.last = set(asked)
             with self.on_device:
@@ -263,10 +277,6 @@ class SharedSampler:
     """Draws responses through the process that listens at `prefix` for this GPU; otherwise as `GraphSampler`."""
 
     def __init__(self, model: PreTrainedModel, half: torch.dtype, autocast: bool, prefix: str, rows: int):
-        if base_of(model) is not model:
-            raise ValueError(
-                "`shared_sampler` is for students whose weights are trained themselves; turn `use_peft` off."
-            )
         self._model, self._half, self._autocast, self._address = model, half, autocast, address_of(prefix)
         self._connection: Connection | None = None
         self._rows = rows
@@ -281,15 +291,14 @@ class SharedSampler:
             raise ValueError(
                 f"`shared_sampler`: nobody listens at {self._address!r}; `crop-trl study --sample_together` starts it."
             ) from error
-        kind = {"config": self._model.config, "dtype": self._model.dtype, "half": self._half, "rows": self._rows}
-        self._connection.send({**kind, "autocast": self._autocast, "settings": settings_of(config)})
+        kind = {"config": self._model.config, "dtype": self._model.dtype, "half": self._half}
+        kind |= {"per_device_train_batch_size": self._rows, "autocast": self._autocast}
+        self._connection.send({**kind, "settings": settings_of(config)})
         answer = self._connection.recv()
         if isinstance(answer, ValueError):
             raise ValueError(f"`shared_sampler`: {answer}.")
-        layout, folder, slot = answer
-        if layout != layout_of(self._model, self._half):
-            raise ValueError("`shared_sampler`: the runs of one GPU have students of one architecture.")
-        self._weights = shared(folder, slot, layout)
+        layout, file = answer
+        self._weights = shared(file, layout)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -333,15 +342,13 @@ def main() -> None:
     parser.add_argument("socket", help="beginning of the socket's name; the GPUs that this process sees follow")
     parser.add_argument("--slots", type=int, required=True, help="runs at most")
     args = parser.parse_args()
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
-        rounds = Rounds(Stack(args.slots), Path(folder))
-        threading.Thread(target=rounds.serve, daemon=True).start()
-        address = address_of(args.socket)
-        Path(address).unlink(missing_ok=True)
-        with Listener(address, "AF_UNIX", backlog=args.slots) as listener:
-            while True:
-                threading.Thread(target=rounds.attend, args=(listener.accept(),), daemon=True).start()
+    rounds = Rounds(Stack(args.slots))
+    threading.Thread(target=rounds.serve, daemon=True).start()
+    address = address_of(args.socket)
+    Path(address).unlink(missing_ok=True)
+    with Listener(address, "AF_UNIX", backlog=args.slots) as listener:
+        while True:
+            threading.Thread(target=rounds.attend, args=(listener.accept(),), daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -98,10 +98,14 @@ def test_a_run_that_is_killed_stops_nobody(server, tmp_path):
 def test_what_does_not_go_together_is_said(server, tmp_path):
     model, (ids, mask) = student(1), prompts(4)
     SharedSampler(model, torch.float32, False, server, rows=4).generate(ids, mask, settings(1e-5))
-    with pytest.raises(ValueError, match="have one settings, not"):
+    with pytest.raises(ValueError, match="have one `temperature`, not 1e-05 and 0.5"):
         SharedSampler(model, torch.float32, False, server, rows=4).generate(ids, mask, settings(0.5))
     other = student(1, num_hidden_layers=2)
-    with pytest.raises(ValueError, match="one architecture"):
+    with pytest.raises(ValueError, match="have one `num_hidden_layers`, not 3 and 2"):
+        SharedSampler(other, torch.float32, False, server, rows=4).generate(ids, mask, settings(1e-5))
+    # Weights of the same shapes, and another model.
+    other = student(1, rms_norm_eps=1e-3)
+    with pytest.raises(ValueError, match="have one `rms_norm_eps`"):
         SharedSampler(other, torch.float32, False, server, rows=4).generate(ids, mask, settings(1e-5))
     with pytest.raises(ValueError, match="needs `use_cuda_graphs`"):
         CROPConfig(str(tmp_path), use_cpu=True, shared_sampler="s")
