@@ -238,10 +238,6 @@ class CROPConfig(GRPOConfig):
         checks.check_windows(self)
         if self.vllm_speculative_config:
             checks.check_speculation(vars(self))
-        if self.shared_sampler and not self.use_cuda_graphs:
-            raise ValueError("`shared_sampler` needs `use_cuda_graphs`, which samples by it; turn that on.")
-        if self.use_cuda_graphs:
-            checks.check_graphs(vars(self))
         if self.compile_layers:
             for one in self.each_teacher.values():
                 plain = not (self.use_vllm or self.use_cuda_graphs)
@@ -263,6 +259,10 @@ class CROPConfig(GRPOConfig):
         if self.epsilon_high is None:
             self.epsilon_high = self.epsilon
         self._check_own_fields()
+        if self.shared_sampler and not self.use_cuda_graphs:
+            raise ValueError("`shared_sampler` needs `use_cuda_graphs`, which samples by it; turn that on.")
+        if self.use_cuda_graphs:
+            checks.check_graphs(vars(self))
         if self.prompts_per_step is not None:
             self.gradient_accumulation_steps = checks.accumulation_steps(
                 self.prompts_per_step, self.num_generations, self.per_device_train_batch_size

@@ -92,14 +92,14 @@ def name_run(arguments: list[str]) -> NamedRun:
     return named_run(parser.defaults(), file, given)
 
 
-def refusal(planned: PlannedRun) -> str | None:
+def refusal(planned: PlannedRun, options: list[str]) -> str | None:
     """Why `crop-trl train` would not start, or refuse its arguments before it looks at devices, data and models."""
     from ..runs import check_settings
 
     if planned.before and not shutil.which(planned.before[0]):
         return f"`command` starts {planned.before[0]!r}, and there is no such program here; mend it or leave it out."
     try:
-        check_settings(read_settings(split_options(planned.arguments)[1])[0])
+        check_settings(read_settings(split_options([*planned.arguments, *options])[1])[0])
     except (ValueError, OSError) as error:
         return str(error)
 
@@ -116,13 +116,15 @@ def train(study: Study, args: argparse.Namespace) -> None:
             study.ended(task, status)
             study.discard()
             bar.update()
+            check()
             if first and task.name in study.rows:
                 first = False
                 tqdm.write(study.outlook(args.jobs))
 
         places = math.ceil(args.jobs / max(1, len(args.gpus)))
-        with samplers(args.output, args.gpus, places) if args.sample_together else nullcontext() as prefix:
-            run_tasks(study.tasks(["--shared_sampler", prefix] if prefix else []), args.jobs, args.gpus, ended)
+        none = nullcontext(([], lambda: None))
+        with samplers(args.output, args.gpus, places) if args.sample_together else none as (options, check):
+            run_tasks(study.tasks(options), args.jobs, args.gpus, ended)
 
 
 @contextmanager
@@ -179,7 +181,8 @@ def main(argv: list[str] | None = None) -> int:
         args = parse(argv)
         defaults = train_parser().defaults()
         study = Study(args.output, runs_of(args.grid, name_run), args.rows, defaults, args.discard_models)
-        refused = {} if args.table else {k: why for k in study.left if (why := refusal(study.runs[k]))}
+        options = ["--shared_sampler", "of this study"] if args.sample_together else []
+        refused = {} if args.table else {k: why for k in study.left if (why := refusal(study.runs[k], options))}
         if args.dry_run and not args.table:
             for key, planned in study.runs.items():
                 state = "finished" if key in study.rows else "to run" if key in study.left else "failed, as said above"

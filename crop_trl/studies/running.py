@@ -90,23 +90,35 @@ def run_tasks(
 
 
 @contextmanager
-def samplers(folder: Path, gpus: Sequence[str], slots: int) -> Iterator[str]:
-    """A process on each GPU that samples for up to `slots` runs there; what `shared_sampler` of the runs is."""
-    started = []
+def samplers(folder: Path, gpus: Sequence[str], slots: int) -> Iterator[tuple[list[str], Callable[[], None]]]:
+    """
+    A process on each GPU that samples for up to `slots` runs there: the options of these runs, and what raises
+    `OSError` where such a process has ended.
+    """
+    started: dict[Path, subprocess.Popen] = {}
+
+    def check() -> None:
+        for log, process in started.items():
+            if process.poll() is not None:
+                raise OSError(
+                    f"The process that samples for the runs has ended; {str(log)!r} says why. The same command goes on."
+                )
+
     with tempfile.TemporaryDirectory() as own:  # names of sockets are short
         prefix = str(Path(own, "sampler"))
         command = [sys.executable, "-m", "crop_trl.models.shared_sampling", prefix, "--slots", str(slots)]
         try:
             for gpu in gpus or [None]:
                 environment = {**os.environ, **({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})}
-                with open(folder / f"sampler.{gpu or 0}.txt", "w", encoding="utf-8") as log:
+                path = folder / f"sampler.{gpu or 0}.txt"
+                with open(path, "w", encoding="utf-8") as log:
                     streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
-                    started.append(subprocess.Popen(command, env=environment, preexec_fn=end_with_parent, **streams))
-            yield prefix
+                    started[path] = subprocess.Popen(command, env=environment, preexec_fn=end_with_parent, **streams)
+            yield ["--shared_sampler", prefix], check
         finally:
-            for process in started:
+            for process in started.values():
                 process.terminate()
-            for process in started:
+            for process in started.values():
                 process.wait()
 
 

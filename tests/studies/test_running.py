@@ -11,7 +11,7 @@ import pytest
 from studies.short_runs import make_grid, start, wait_for
 
 from crop_trl.files import read_rows
-from crop_trl.studies.running import Task, last_lines, run_tasks
+from crop_trl.studies.running import Task, last_lines, run_tasks, samplers
 
 
 def test_commands_are_dealt_over_cards_and_cores(tmp_path, monkeypatch):
@@ -66,6 +66,18 @@ def test_runs_sample_together(tmp_path):
     logs = [path.read_text() for path in (tmp_path / "out").glob("short/*/log.txt")]
     assert len(logs) == 2 and all("--shared_sampler" in log for log in logs)
     assert "Traceback" not in (tmp_path / "out" / "sampler.0.txt").read_text()
+
+
+def test_a_sampler_that_has_ended_is_told(tmp_path):
+    with samplers(tmp_path, [], 1) as (_, check):
+        (process,) = [
+            each for each in psutil.Process().children() if "crop_trl.models.shared_sampling" in each.cmdline()
+        ]
+        check()
+        process.kill()
+        psutil.wait_procs([process])
+        with pytest.raises(OSError, match="has ended; .*sampler.0.txt' says why"):
+            check()
 
 
 TWO_PROCESSES = """

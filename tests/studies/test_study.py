@@ -200,6 +200,10 @@ def test_what_a_run_would_be_refused_for_is_known_before_any_starts(tmp_path, ca
     assert states.pop(0) == "to run"
     for state, (_, sentence) in zip(states, mistakes.values(), strict=True):
         assert state.startswith(f"would be refused. {sentence}"), state
+    for settings, sentence in (({}, "needs `use_cuda_graphs`"), ({"use_peft": [True]}, "turn `use_peft` off")):
+        grid = make_grid(tmp_path, "together.yaml", **settings, **({"use_cuda_graphs": [True]} if settings else {}))
+        assert study.main([str(grid), "--output", str(tmp_path / "out"), "--dry_run", "--sample_together"]) == 1
+        assert sentence in capsys.readouterr().out
     with pytest.raises(SystemExit, match="error: short/method=crpo,seed=0: Unknown method 'crpo'"):
         study.main(options)
     assert not list(tmp_path.glob("out/*/*"))
