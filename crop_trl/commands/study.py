@@ -121,7 +121,7 @@ def train(study: Study, args: argparse.Namespace) -> None:
                 first = False
                 tqdm.write(study.outlook(args.jobs))
 
-        places = math.ceil(args.jobs / max(1, len(args.gpus)))
+        places = math.ceil(min(args.jobs, len(study.left)) / max(1, len(args.gpus)))
         none = nullcontext(([], lambda: None))
         with samplers(args.output, args.gpus, places) if args.sample_together else none as (options, check):
             run_tasks(study.tasks(options), args.jobs, args.gpus, ended)
