@@ -255,8 +255,6 @@ def check_compilation(plain: bool, zero_stage: int, placement: str) -> None:
 
 def check_graphs(values: Mapping[str, Any]) -> None:
     """`use_cuda_graphs` is in place of an engine, and draws with a temperature alone."""
-    if values["shared_sampler"] and values["compile_layers"]:
-        raise ValueError("`shared_sampler` compiles nothing; turn `compile_layers` off.")
     if values["use_vllm"] or values["generation_kwargs"]:
         raise ValueError("`use_cuda_graphs` goes with neither `use_vllm` nor `generation_kwargs`; leave one out.")
     for name, same in NEUTRAL_SAMPLING.items():

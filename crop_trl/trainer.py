@@ -28,7 +28,7 @@ from .config import CROPConfig
 from .methods.divergence import target_divergence
 from .models.adapters import is_adapter
 from .models.distributed import gather_ragged
-from .models.graph_sampling import make_sampler
+from .models.graph_sampling import drawing_by, make_sampler
 from .prompts import STUDENT, TEACHER, prompt_column, prompt_kinds
 from .scoring import Scorer
 from .scoring.signals import collect_signals
@@ -156,7 +156,9 @@ class CROPTrainer(StepMetrics, Rollouts, WholeCheckpoints, ModelCards, GRPOTrain
         self._start_metrics()
         self._add_callbacks()
         self.scorers = make_scorers(self, teachers, ends)
-        self._drawn = make_sampler(self.model, args).in_place if args.use_cuda_graphs else nullcontext
+        self._drawn = nullcontext
+        if args.use_cuda_graphs:
+            self._drawn = partial(drawing_by, make_sampler(self.model, args), self.model)
         self.ahead = Ahead(self) if args.score_ahead else None
         self._one_step = OneStep(self).step if args.rollout_ahead else nullcontext
         # The update lays responses out as the student's scoring does.

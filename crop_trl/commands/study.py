@@ -16,7 +16,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -50,7 +50,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         "--sample_together",
         action="store_true",
         help="one process on each GPU samples for all runs there, whose students have one architecture and whose "
-        "grid sets `use_cuda_graphs`: small models sample several times as fast",
+        "grid sets `use_cuda_graphs`",
     )
     parser.add_argument(
         "--discard_models", action="store_true", help="delete weights and checkpoints once a run's row is saved"
@@ -121,9 +121,8 @@ def train(study: Study, args: argparse.Namespace) -> None:
                 first = False
                 tqdm.write(study.outlook(args.jobs))
 
-        places = math.ceil(min(args.jobs, len(study.left)) / max(1, len(args.gpus)))
-        none = nullcontext(([], lambda: None))
-        with samplers(args.output, args.gpus, places) if args.sample_together else none as (options, check):
+        places = math.ceil(min(args.jobs, len(study.left)) / max(1, len(args.gpus))) * args.sample_together
+        with samplers(args.output, args.gpus, places) as (options, check):
             run_tasks(study.tasks(options), args.jobs, args.gpus, ended)
 
 

@@ -74,6 +74,21 @@ def make_sampler(model, args):
     return GraphSampler(model, *precision, args.compile_layers)
 
 
+@contextmanager
+def drawing_by(sampler, model) -> Iterator[None]:
+    """Let the model's own `generate` be that of the sampler."""
+    model.generate = sampler.generate
+    try:
+        yield
+    finally:
+        del model.generate
+
+
+def cache_length(tokens: int) -> int:
+    """Columns of a cache that holds so many tokens."""
+    return -(-tokens // _ROUND) * _ROUND
+
+
 def last_logits(model, ids, mask, positions, cache: Cache) -> torch.Tensor:
     """Logits `[B, V]` after the last of some tokens `[B, T]`, which go into the cache."""
     read = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "past_key_values": cache}
@@ -113,15 +128,6 @@ class GraphSampler:
         torch._foreach_copy_(list(ours.values()), [theirs[name].detach() for name in ours])
         return self._copy
 
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Let the model's own `generate` be that of the sampler."""
-        self._model.generate = self.generate
-        try:
-            yield
-        finally:
-            del self._model.generate
-
     @torch.no_grad()
     def generate(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, generation_config: GenerationConfig, **kwargs
@@ -130,16 +136,16 @@ class GraphSampler:
         model = self._sync()
         rows, width = input_ids.shape
         config = generation_config
-        length = -(-(width + config.max_new_tokens) // _ROUND) * _ROUND
+        length = cache_length(width + config.max_new_tokens)
         batch = self._batches.get(rows)
-        if batch is None or batch.length < length or batch.settings != settings_of(config):
+        if batch is None or batch.length < length or batch.settings != decoding_of(config):
             self._batches[rows] = batch = None
             precision = self._dtype, self._autocast
-            self._batches[rows] = batch = Batch(model, rows, length, settings_of(config), *precision, self._compiled)
+            self._batches[rows] = batch = Batch(model, rows, length, decoding_of(config), *precision, self._compiled)
         return batch.sample(input_ids, attention_mask, config.max_new_tokens)
 
 
-def settings_of(config: GenerationConfig) -> tuple[float, tuple[int, ...], int]:
+def decoding_of(config: GenerationConfig) -> tuple[float, tuple[int, ...], int]:
     """Temperature, ids that end a response, and the id of padding."""
     ends = config.eos_token_id
     ends = ends if isinstance(ends, Iterable) else [] if ends is None else [ends]
@@ -209,13 +215,11 @@ class Batch:
             tensor.copy_(value)
         return graph
 
-    def sample(
-        self, ids: torch.Tensor, attention_mask: torch.Tensor, count: int, absent: torch.Tensor | bool = False
-    ) -> torch.Tensor:
-        """Prompts and up to `count` new tokens of each row, of those that are `absent` `[B, 1]` nothing but padding."""
+    def sample(self, ids: torch.Tensor, attention_mask: torch.Tensor, count: int) -> torch.Tensor:
+        """Prompts and up to `count` new tokens of each row; a row without a prompt gets padding alone."""
         width = ids.size(1)
         seen = attention_mask.bool()
-        self.ended.fill_(False).logical_or_(torch.as_tensor(absent, device=ids.device))
+        self.ended.copy_(~seen.any(1, keepdim=True))
         self.column.fill_(width)
         self.mask.fill_(-torch.inf)
         self.mask[:, 0, 0, :width].masked_fill_(seen, 0)

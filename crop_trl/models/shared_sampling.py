@@ -2,8 +2,8 @@
 
     python -m crop_trl.models.shared_sampling SOCKET --slots 16
 
-A token of a small model takes the time that its thousand kernels take to start, and runs side by side start theirs one
-after the other. Here all runs have them in common. `crop-trl study --sample_together` starts this process and stops it.
+A token of a small model takes a thousand short kernels, and runs side by side gain little on runs one after the other.
+Here all runs have the kernels in common. `crop-trl study --sample_together` starts this process and stops it.
 """
 
 import argparse
@@ -11,8 +11,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
@@ -23,9 +22,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AttentionInterface, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 
-from .graph_sampling import Batch, HalfLayer, copy_of, last_logits, one_token_attention, settings_of
+from .graph_sampling import Batch, HalfLayer, cache_length, copy_of, decoding_of, last_logits, one_token_attention
 
-_ROUND = 64  # lengths of the cache are a multiple of this
 # Seconds that a round waits at least for a run that took part in the last one.
 _PATIENCE = 5.0
 _ATTENTION = "crop_trl_one_token_of_many"
@@ -35,8 +33,6 @@ Layout = list[tuple[str, tuple[int, ...], torch.dtype]]
 
 class _Attend(torch.autograd.Function):
     """SDPA, under vmap one call for all models: vmap's own rule would be a loop over them."""
-
-    generate_vmap_rule = False
 
     @staticmethod
     def forward(query, key, value, attn_mask, scale):
@@ -123,8 +119,7 @@ class StackedBatch(Batch):
         count = uniform.size(-1)
         self._uniform[:, :count] = uniform.flatten(0, 1)
         self._drawn.zero_()
-        ids, mask = ids.flatten(0, 1), mask.flatten(0, 1)
-        return self.sample(ids, mask, count, absent=~mask.any(1, keepdim=True)).unflatten(0, self._shape)
+        return self.sample(ids.flatten(0, 1), mask.flatten(0, 1), count).unflatten(0, self._shape)
 
 
 class _Last(torch.nn.Module):
@@ -183,7 +178,7 @@ class Stack:
             here, own = each["ids"].shape
             ids[slot, :here, width - own :], mask[slot, :here, width - own :] = each["ids"], each["mask"]
             uniform[slot, :here, : each["uniform"].size(1)] = each["uniform"]
-        length = -(-(width + count) // _ROUND) * _ROUND
+        length = cache_length(width + count)
         if self.batch is None or self.batch.length < length:
             self.batch = None
             kind = self.kind
@@ -293,21 +288,12 @@ class SharedSampler:
             ) from error
         kind = {"config": self._model.config, "dtype": self._model.dtype, "half": self._half}
         kind |= {"per_device_train_batch_size": self._rows, "autocast": self._autocast}
-        self._connection.send({**kind, "settings": settings_of(config)})
+        self._connection.send({**kind, "settings": decoding_of(config)})
         answer = self._connection.recv()
         if isinstance(answer, ValueError):
             raise ValueError(f"`shared_sampler`: {answer}.")
         layout, file = answer
         self._weights = shared(file, layout)
-
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Let the model's own `generate` be that of the sampler."""
-        self._model.generate = self.generate
-        try:
-            yield
-        finally:
-            del self._model.generate
 
     @torch.no_grad()
     def generate(
@@ -324,7 +310,7 @@ class SharedSampler:
         uniform = torch.rand(len(input_ids), generation_config.max_new_tokens, device=input_ids.device)
         asked = (each.cpu().split(self._rows) for each in (input_ids, attention_mask, uniform))
         drawn = [row for part in zip(*asked, strict=True) for row in self._ask(*part)]
-        drawn = pad_sequence(drawn, batch_first=True, padding_value=settings_of(generation_config)[2])
+        drawn = pad_sequence(drawn, batch_first=True, padding_value=decoding_of(generation_config)[2])
         return torch.cat([input_ids, drawn.to(input_ids.device)], dim=1)
 
     def _ask(self, ids: torch.Tensor, mask: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:

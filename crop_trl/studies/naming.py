@@ -20,7 +20,8 @@ KEPT = 2
 # What changes nothing of what is trained and measured: where a run lies, what it saves and tells.
 _APART = ("config", "output_dir", "runs_dir", "run_name", "project", "world", "heatmap", "view", "use_cpu")
 _APART += ("disable_tqdm", "resume_from_checkpoint", "report_to", "selection_export_steps", "ddp_timeout")
-_APART += ("compile_layers", "use_liger_kernel", "shared_sampler")  # nothing but rounding
+_APART += ("compile_layers", "use_liger_kernel")  # nothing but rounding
+_APART += ("shared_sampler",)  # the same distribution, from the same random numbers in another way
 _APART_PREFIXES = ("logging_", "log_", "save_", "hub_", "push_to_hub", "trackio_", "dataloader_")
 # What is asked of a student before it is trained: on benchmarks, and on the held-out problems of training.
 OF_STUDENT = ("model_name_or_path", "model_revision", "prompt_template", "chat_template_kwargs", "conversational")

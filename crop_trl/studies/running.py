@@ -92,8 +92,8 @@ def run_tasks(
 @contextmanager
 def samplers(folder: Path, gpus: Sequence[str], slots: int) -> Iterator[tuple[list[str], Callable[[], None]]]:
     """
-    A process on each GPU that samples for up to `slots` runs there: the options of these runs, and what raises
-    `OSError` where such a process has ended.
+    A process on each GPU that samples for up to `slots` runs there, none with 0: the options of these runs, and what
+    raises `OSError` where such a process has ended.
     """
     started: dict[Path, subprocess.Popen] = {}
 
@@ -108,13 +108,13 @@ def samplers(folder: Path, gpus: Sequence[str], slots: int) -> Iterator[tuple[li
         prefix = str(Path(own, "sampler"))
         command = [sys.executable, "-m", "crop_trl.models.shared_sampling", prefix, "--slots", str(slots)]
         try:
-            for gpu in gpus or [None]:
+            for gpu in (gpus or [None]) * bool(slots):
                 environment = {**os.environ, **({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})}
                 path = folder / f"sampler.{gpu or 0}.txt"
                 with open(path, "w", encoding="utf-8") as log:
                     streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
                     started[path] = subprocess.Popen(command, env=environment, preexec_fn=end_with_parent, **streams)
-            yield ["--shared_sampler", prefix], check
+            yield ["--shared_sampler", prefix] * bool(slots), check
         finally:
             for process in started.values():
                 process.terminate()
