@@ -150,6 +150,8 @@ class Stack:
         if self.kind is None:
             model = AutoModelForCausalLM.from_config(kind["config"], dtype=kind["dtype"])
             self.template = copy_of(model, kind["half"], {}, _ATTENTION).to(self.device)
+            # Of a slice, matmul would copy the head's weights for every row.
+            self.template.get_output_embeddings().register_forward_pre_hook(lambda _, read: (read[0].contiguous(),))
             self.layout = layout_of(self.template, kind["half"])
             self.stacks = {
                 name: torch.zeros(self.slots, *shape, dtype=dtype, device=self.device)

@@ -32,7 +32,6 @@ from wording import generic_share
 from world import training_example, write_records
 
 from crop_trl.files import read_jsonl
-from crop_trl.models.compilation import compile_layers
 from crop_trl.models.graph_sampling import GraphSampler
 from crop_trl.prompts import wrap_problem
 from crop_trl.triplets import load_records
@@ -135,8 +134,6 @@ def batches(lengths: list[int], batch: int, epochs: int, seed: int, window: int 
 def train(model, rows: list[tuple[list[int], int]], recipe: Recipe, pad: int, seed: int, device: torch.device) -> float:
     """Cross-entropy on the responses; bf16 autocast over fp32 weights. Returns the loss of the last tenth."""
     model.to(device).train()
-    if device.type == "cuda":
-        compile_layers(model)
     order = batches([len(ids) for ids, _ in rows], recipe.batch, recipe.epochs, seed)
     optimizer = torch.optim.AdamW(
         model.parameters(),
@@ -286,7 +283,6 @@ def make_model(name: str, examples: list[tuple[str, str]], recipe: Recipe, args,
     torch.backends.cuda.matmul.allow_tf32 = True
     # The same weights each time on machines of one kind.
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch._inductor.config.deterministic = True
     # Nothing here reads memory before it is written.
     torch.utils.deterministic.fill_uninitialized_memory = False
     torch.manual_seed(args.seed)
@@ -298,7 +294,7 @@ def make_model(name: str, examples: list[tuple[str, str]], recipe: Recipe, args,
     model.to(torch.bfloat16).save_pretrained(args.output / name)
     tokenizer.save_pretrained(args.output / name)
     torch.use_deterministic_algorithms(False)
-    # As it will be used, its layers not compiled.
+    # As it will be used.
     model = AutoModelForCausalLM.from_pretrained(args.output / name, dtype=torch.bfloat16).to(device).eval()
     test = load_records(str(args.output / "test.jsonl"))
     result, responses = evaluate(model, tokenizer, test, args.samples)
