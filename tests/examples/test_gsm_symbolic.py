@@ -12,6 +12,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import torch
 
 from crop_trl.analysis.dependence import AFTER_ERROR, NEGATIVE, POSITIVE, Reference
 from crop_trl.triplets import build_dataset
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def modules():
     """The modules of the folder, which is no package: its scripts import each other by bare name."""
-    names = ("templates", "rewordings", "wording", "world", "make_world")
+    names = ("templates", "rewordings", "wording", "world", "fine_tuning", "make_world")
     sys.path.insert(0, str(FOLDER))
     try:
         yield {name: importlib.import_module(name) for name in names}
@@ -236,11 +237,11 @@ def test_the_same_seed_gives_the_same_records(world, records):
 
 def test_batches_hold_every_example_once_an_epoch_and_like_lengths(modules):
     lengths = [Random(i).randint(50, 250) for i in range(1000)]
-    order = modules["make_world"].batches(lengths, batch=16, epochs=2, seed=0)
+    order = modules["fine_tuning"].batches(lengths, batch=16, epochs=2, seed=0)
     assert sorted(row for batch in order for row in batch) == sorted([*range(1000)] * 2)
     spread = [max(lengths[i] for i in batch) - min(lengths[i] for i in batch) for batch in order]
     assert sum(spread) / len(spread) < 20
-    assert order == modules["make_world"].batches(lengths, batch=16, epochs=2, seed=0)
+    assert order == modules["fine_tuning"].batches(lengths, batch=16, epochs=2, seed=0)
 
 
 def test_one_command_makes_records_and_models(modules, tmp_path, monkeypatch):
@@ -248,9 +249,8 @@ def test_one_command_makes_records_and_models(modules, tmp_path, monkeypatch):
     base = ROOT / "examples" / "tiny_math" / "models" / "student"
     sizes = ["--scale", "0.0001", "--records", "4", "--problems", "2", "--samples", "1", "--workers", "1"]
     monkeypatch.setattr(modules["make_world"], "MAX_NEW_TOKENS", 16)
-    monkeypatch.setattr(
-        sys, "argv", ["make_world.py", "--output", str(tmp_path), "--base", str(base), "--device", "cpu", *sizes]
-    )
+    folders = ["--output", str(tmp_path), "--base", str(base), "--adapters", str(tmp_path / "adapters")]
+    monkeypatch.setattr(sys, "argv", ["make_world.py", "--device", "cpu", *folders, *sizes])
     modules["make_world"].main()
     note = json.loads((tmp_path / "world.json").read_text())
     assert 0 <= note["student"]["gap"]["right_solutions_tokens_on_conditions"] <= 1
@@ -264,6 +264,36 @@ def test_one_command_makes_records_and_models(modules, tmp_path, monkeypatch):
         assert model.config.vocab_size >= len(AutoTokenizer.from_pretrained(tmp_path / name))
         responses = (tmp_path / f"{name}.responses.jsonl").read_text().splitlines()
         assert [json.loads(line)["id"] for line in responses] == ["gsm-test-0-0", "gsm-test-0-1"]
+    # With the adapters there, nothing is trained, and the models are the same bit for bit.
+    folders[1] = str(tmp_path / "again")
+    monkeypatch.setattr(sys, "argv", ["make_world.py", "--device", "cpu", *folders, *sizes])
+    modules["make_world"].main()
+    again = json.loads((tmp_path / "again" / "world.json").read_text())
+    assert {name: again[name]["sha256"] for name in ("teacher", "student")} == {
+        name: note[name]["sha256"] for name in ("teacher", "student")
+    }
+    assert "recipe" in note["teacher"] and "recipe" not in again["teacher"]
+
+
+def test_a_kept_adapter_is_what_was_trained(modules, tmp_path):
+    """The checkpoint against the model with its adapter beside it, up to eight bits of the adapter's values."""
+    tuning = modules["fine_tuning"]
+    base = str(ROOT / "examples" / "tiny_math" / "models" / "student")
+    rows = [([5 + i % 40 for i in range(j, j + 24)], 8) for j in range(32)]
+    recipe = tuning.Recipe(examples=32, epochs=4, batch=8, learning_rate=5e-3)
+    torch.manual_seed(0)
+    trained, tokenizer = tuning.load_base(base)
+    ids = torch.tensor([rows[0][0]])
+    with torch.no_grad():
+        before = trained(input_ids=ids).logits.log_softmax(-1)
+    adapter, _ = tuning.train(trained, rows, recipe, tokenizer.pad_token_id, 0, torch.device("cpu"))
+    tuning.save_adapter(adapter, tmp_path / "adapter.safetensors")
+    kept, _ = tuning.load_base(base)
+    tuning.put_together(kept, tmp_path / "adapter.safetensors")
+    with torch.no_grad():
+        wanted, found = (model(input_ids=ids).logits.float().log_softmax(-1) for model in (trained, kept))
+    learned = (wanted - before).abs().mean()
+    assert learned > 1 and (wanted - found).abs().mean() < 0.1 * learned
 
 
 def test_changed_problems_say_what_every_token_of_a_response_depends_on(world, modules):
