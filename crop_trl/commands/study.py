@@ -49,7 +49,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--sample_together",
         action="store_true",
-        help="one process on each GPU samples for all runs there, whose students have one architecture and whose "
+        help="one process for each of --gpus samples for all its runs, whose students have one architecture and whose "
         "grid sets `use_cuda_graphs`",
     )
     parser.add_argument(

@@ -27,6 +27,7 @@ from .graph_sampling import Batch, HalfLayer, cache_length, copy_of, decoding_of
 # Seconds that a round waits at least for a run that took part in the last one.
 _PATIENCE = 5.0
 _ATTENTION = "crop_trl_one_token_of_many"
+LANE = "CROP_TRL_LANE"  # which of the processes that sample is a run's own
 _APART = ("_name_or_path", "architectures", "transformers_version")
 Layout = list[tuple[str, tuple[int, ...], torch.dtype]]
 
@@ -56,8 +57,8 @@ AttentionInterface.register(
 
 
 def address_of(prefix: str) -> str:
-    """The socket of the GPU that this process sees."""
-    return f"{prefix}.{os.environ.get('CUDA_VISIBLE_DEVICES', 'all')}"
+    """The socket of the runs that this process samples for, or among which it is."""
+    return f"{prefix}.{os.environ.get(LANE, '0')}"
 
 
 def layout_of(model: torch.nn.Module, half: torch.dtype) -> Layout:
@@ -224,6 +225,7 @@ class Rounds:
                 if slot not in self.weights:
                     self.weights[slot] = shared(self.files[slot], layout)
             connection.send((layout, self.files[slot]))
+            print(f"A run joined in place {slot}.", flush=True)
             while True:
                 since = time.monotonic()
                 asked = {name: torch.from_numpy(each) for name, each in connection.recv().items()}
@@ -271,7 +273,7 @@ class Rounds:
 
 
 class SharedSampler:
-    """Draws responses through the process that listens at `prefix` for this GPU; otherwise as `GraphSampler`."""
+    """Draws responses through the process that listens at `prefix` for this run; otherwise as `GraphSampler`."""
 
     def __init__(self, model: PreTrainedModel, half: torch.dtype, autocast: bool, prefix: str, rows: int):
         self._model, self._half, self._autocast, self._address = model, half, autocast, address_of(prefix)
@@ -327,7 +329,7 @@ class SharedSampler:
 def main() -> None:
     """Listen until somebody ends this process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("socket", help="beginning of the socket's name; the GPUs that this process sees follow")
+    parser.add_argument("socket", help=f"beginning of the socket's name; the value of {LANE} follows")
     parser.add_argument("--slots", type=int, required=True, help="runs at most")
     args = parser.parse_args()
     rounds = Rounds(Stack(args.slots))

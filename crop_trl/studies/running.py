@@ -18,6 +18,7 @@ import psutil
 from tqdm import tqdm
 
 from ..files import InUseError, alone_in
+from ..models.shared_sampling import LANE
 from ..text import masked_arguments
 
 _LOOK = 0.2
@@ -57,7 +58,7 @@ def run_tasks(
     waiting, running, told = list(tasks), {}, set()
     jobs = min(jobs, len(waiting))
     free = deque(range(jobs))
-    environment = dict(os.environ)
+    environment, lanes = dict(os.environ), _lanes(gpus)
     if jobs > 1:
         # Or each would take all cores for itself.
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -72,9 +73,8 @@ def run_tasks(
                 elif free:
                     waiting.remove(task)
                     place = free.popleft()
-                    own = {"CUDA_VISIBLE_DEVICES": gpus[place % len(gpus)]} if gpus else {}
                     try:
-                        running[place] = _start(task, {**environment, **own})
+                        running[place] = _start(task, {**environment, **lanes[place % len(lanes)]})
                     except OSError as error:
                         free.append(place)
                         ended(task, error)
@@ -89,11 +89,16 @@ def run_tasks(
                         ended(task, process.returncode)
 
 
+def _lanes(gpus: Sequence[str]) -> list[dict[str, str]]:
+    """The environment of the runs on each of `gpus`, of which several may be one card."""
+    return [{"CUDA_VISIBLE_DEVICES": gpu, LANE: str(i)} for i, gpu in enumerate(gpus)] or [{LANE: "0"}]
+
+
 @contextmanager
 def samplers(folder: Path, gpus: Sequence[str], slots: int) -> Iterator[tuple[list[str], Callable[[], None]]]:
     """
-    A process on each GPU that samples for up to `slots` runs there, none with 0: the options of these runs, and what
-    raises `OSError` where such a process has ended.
+    A process for each of `gpus` that samples for up to `slots` runs there, none with 0: the options of these runs, and
+    what raises `OSError` where such a process has ended.
     """
     started: dict[Path, subprocess.Popen] = {}
 
@@ -108,9 +113,9 @@ def samplers(folder: Path, gpus: Sequence[str], slots: int) -> Iterator[tuple[li
         prefix = str(Path(own, "sampler"))
         command = [sys.executable, "-m", "crop_trl.models.shared_sampling", prefix, "--slots", str(slots)]
         try:
-            for gpu in (gpus or [None]) * bool(slots):
-                environment = {**os.environ, **({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})}
-                path = folder / f"sampler.{gpu or 0}.txt"
+            for lane in _lanes(gpus) * bool(slots):
+                path = folder / f"sampler.{lane[LANE]}.txt"
+                environment = {**os.environ, **lane}
                 with open(path, "w", encoding="utf-8") as log:
                     streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
                     started[path] = subprocess.Popen(command, env=environment, preexec_fn=end_with_parent, **streams)
