@@ -1,7 +1,6 @@
 """Configuration of [`~crop_trl.CROPTrainer`]: GRPO's, with the paper's values as defaults."""
 
 import inspect
-import json
 import textwrap
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from typing import Any
 from trl import GRPOConfig
 
 from . import checks
+from .files import json_object
 from .methods import SelectionSettings
 from .methods.budget import response_budget
 from .methods.table import own_settings
@@ -17,17 +17,6 @@ from .models.sharding import zero_stage
 from .prompts import TEACHER
 from .scoring.placement import MODEL
 from .text import is_secret, masked
-
-
-def _json_object(name: str, text: str) -> dict:
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        # Without the text, which may hold a key.
-        raise ValueError(f"`{name}` is not JSON ({error.msg} at character {error.pos}); quote it as a whole.") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"`{name}` must be a JSON object, got {type(value).__name__}.")
-    return value
 
 
 def option(default: Any, help: str) -> Any:
@@ -247,7 +236,7 @@ class CROPConfig(GRPOConfig):
         """Raise `ValueError` for what is wrong with the settings on any device, and bring them into one form."""
         for name in (*self._OWN_DICT_FIELDS, "chat_template_kwargs"):
             if isinstance(getattr(self, name), str):
-                setattr(self, name, _json_object(name, getattr(self, name)))
+                setattr(self, name, json_object(name, getattr(self, name), '{"name": "value"}'))
         if isinstance(self.teacher_server_urls, str):
             self.teacher_server_urls = [self.teacher_server_urls]
         if isinstance(self.report_to, str) and "," in self.report_to:

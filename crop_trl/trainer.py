@@ -151,8 +151,6 @@ class CROPTrainer(StepMetrics, Rollouts, WholeCheckpoints, ModelCards, GRPOTrain
         # The loss has no load-balancing term.
         self.aux_loss_enabled = False
         self.run_settings = describe_run(teachers, run_settings)
-        # The loss is normalised by the kept tokens of an optimizer step, so nothing else may rescale it.
-        self.loss_is_scaled_for_ga = True
         self._start_metrics()
         self._add_callbacks()
         self.scorers = make_scorers(self, teachers, ends)

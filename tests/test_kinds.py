@@ -384,7 +384,7 @@ def test_a_methods_own_settings(tmp_path):
         ({"method": "power", "method_settings": {"gamma": 1}}, "'power' has no setting 'gamma' .*it has alpha, beta"),
         ({"method": "opd", "method_settings": {"alpha": 1}}, "'opd' has no setting 'alpha' .*it has none"),
         ({"method": "power", "method_settings": {"alpha": "1"}}, "'alpha' of method 'power' must be a number, got '1'"),
-        ({"method": "power", "method_settings": "alpha=1"}, "`method_settings` is not JSON"),
+        ({"method": "power", "method_settings": "alpha=1"}, "`method_settings` is no JSON object"),
     ):
         with pytest.raises(ValueError, match=message):
             config(**settings)

@@ -33,7 +33,7 @@ class Units:
         found = list(_UNIT.finditer(text))
         counters = {match.start(1) for match in _COUNTER.finditer(text)}
         self.spans = [match.span() for match in found]
-        self.numbers = [match[0][0].isdigit() and match.start() not in counters for match in found]
+        self.numbers = [match[0][0].isdecimal() and match.start() not in counters for match in found]
         self.values = [
             str(float(match[0].replace(",", ""))) if number else _SIGNS.get(match[0], match[0])
             for match, number in zip(found, self.numbers)
@@ -174,17 +174,19 @@ class Reference:
         units = Units("".join(pieces))
         found, wrong = self.label_units(units)
         cut = len(units.text) + 1 if wrong is None else units.spans[wrong][0]
-        labels = np.zeros(len(pieces), dtype=np.int8)
-        ends = np.cumsum([len(piece) for piece in pieces])
-        place = 0
-        for token, (start, end) in enumerate(zip(ends - [len(piece) for piece in pieces], ends)):
-            if end > cut:
-                labels[token:] = AFTER_ERROR
-                break
-            while place < len(found) and units.spans[place][1] <= start:
-                place += 1
-            over = [found[n] for n in range(place, len(found)) if units.spans[n][0] < end and units.spans[n][1] > start]
-            labels[token] = POSITIVE if POSITIVE in over else min(over, default=NEGATIVE)
+        of_characters = np.full(len(units.text), NEGATIVE, dtype=np.int8)
+        for (start, end), label in zip(units.spans, found):
+            of_characters[start:end] = label
+        ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
+        # A token without text of its own belongs to the character before it.
+        starts = np.minimum(np.append(0, ends)[:-1], np.maximum(ends - 1, 0))
+
+        def holds(label: int) -> np.ndarray:
+            before = np.append(0, np.cumsum(of_characters == label))
+            return before[ends] > before[starts]
+
+        labels = np.select([holds(POSITIVE), holds(UNALIGNED)], [POSITIVE, UNALIGNED], NEGATIVE).astype(np.int8)
+        labels[ends > cut] = AFTER_ERROR
         return labels
 
 

@@ -55,16 +55,14 @@ def entropy_ranks(
         n = len(entropy)
         if n == 0:
             raise ValueError("There is no token to rank: the responses are empty.")
-        # First rank and number of ranks of each token's group of equal entropy, from the highest entropy down.
+        # Groups of equal entropy, from the highest down, and the rank at which each ends.
         _, group, size = np.unique(-entropy, return_inverse=True, return_counts=True)
-        first, size = (np.cumsum(size) - size)[group], size[group]
-        edge = n * (1 - tail)
+        ends = np.cumsum(size)
         # Share of each token that lies in the tail: its group spreads evenly over the ranks it holds.
-        in_tail = np.clip((first + size - edge) / size, 0, 1)
+        in_tail = np.clip((ends - n * (1 - tail)) / size, 0, 1)[group]
         edge_entropy = float(entropy[in_tail > 0].max())
         per_response = np.bincount(responses, minlength=len(table.lengths))
         tail_per_response = np.bincount(responses, in_tail, len(table.lengths)) / np.maximum(per_response, 1)
-        order = np.argsort(first, kind="stable")
         borders = np.linspace(0, n, bins + 1)
         for name, mask in table.kept.items():
             kept = mask[real]
@@ -76,10 +74,8 @@ def entropy_ranks(
                 rows[label] = (np.full(bins, np.nan), np.nan, (np.nan, np.nan), np.nan, 0)
                 continue
             # Kept tokens up to each rank: within a group of equal entropy every rank holds the group's mean.
-            _, group = np.unique(first[order], return_inverse=True)
-            mean = (np.bincount(group, kept[order]) / np.bincount(group))[group]
-            passed = np.concatenate([[0.0], np.cumsum(mean)])
-            density = np.diff(np.interp(borders, np.arange(n + 1), passed)) / total
+            passed = np.cumsum(np.bincount(group, kept))
+            density = np.diff(np.interp(borders, np.append(0, ends), np.append(0, passed))) / total
             drawn = rng.multinomial(len(table.lengths), np.full(len(table.lengths), 1 / len(table.lengths)), _RESAMPLES)
             resampled = (drawn @ kept_tail) / np.maximum(drawn @ kept_per_response, 1)
             interval, reference = np.quantile(resampled, [0.025, 0.975]), kept_per_response @ tail_per_response / total

@@ -50,21 +50,23 @@ def apply_verdicts(result: Audit, verdicts: dict[tuple[str, str, str, str], str]
         pair.verdict = verdicts.get(pair.key, of_copy)
 
 
-def write_report(result: Audit, output: str | Path, judged: bool = False) -> dict:
-    """Write an audit's files, the lists of what overlaps and what is left once it is judged; no verdict is dropped."""
+def write_report(result: Audit, output: str | Path, judged: bool = False) -> str:
+    """Write an audit's files, the lists of what overlaps and what is left once it is judged, and return the summary; no
+    verdict is dropped."""
     folder = Path(output)
     _check_nothing_is_lost(result, folder / "candidates.csv")
     folder.mkdir(parents=True, exist_ok=True)
     table = summarize(result)
     write_csv(result.candidates, folder / "candidates.csv")
     write_text(folder / "candidates.html", page(result))
-    write_text(folder / "summary.md", summary_markdown(result, judged))
+    text = summary_markdown(result, judged)
+    write_text(folder / "summary.md", text)
     summary = {"records": result.records, "texts": result.texts, "seconds": round(result.seconds, 1), "judged": judged}
     write_json(folder / "summary.json", {**summary, "benchmarks": table})
     if judged:
         write_text(folder / "overlaps.md", overlaps_markdown(result))
         write_json(folder / "clean_ids.json", {name: row["clean_ids"] for name, row in table.items()})
-    return table
+    return text
 
 
 def _check_nothing_is_lost(result: Audit, path: Path) -> None:

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from ..audit.compare import audit, read_benchmark, read_train
-from ..audit.report import apply_verdicts, read_verdicts, summary_markdown, write_report
+from ..audit.report import apply_verdicts, read_verdicts, write_report
 from ..evaluation.benchmarks import NAMED, local_copy
 from .errors import told
 from .options import OptionParser
@@ -78,8 +78,8 @@ def main(argv: list[str] | None = None) -> None:
         result.seconds = time.monotonic() - started
         if verdicts is not None:
             apply_verdicts(result, verdicts)
-        write_report(result, args.output, judged=verdicts is not None)
-    print(summary_markdown(result, judged=verdicts is not None))
+        text = write_report(result, args.output, judged=verdicts is not None)
+    print(text)
     print(f"Candidates to judge: {args.output}/candidates.html (the same in candidates.csv)")
 
 

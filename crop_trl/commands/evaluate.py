@@ -14,6 +14,7 @@ import argparse
 from collections import Counter
 from pathlib import Path
 
+from ..checks import check_numbers
 from ..evaluation import benchmarks, run, tables
 from ..evaluation.sampling import (
     SAMPLERS,
@@ -87,8 +88,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 def check_options(args: argparse.Namespace) -> None:
     """Raise `ValueError` for an option whose value is wrong or that the chosen sampler does not take."""
-    if args.batch_size is not None and args.batch_size < 1:
-        raise ValueError(f"`--batch_size` is {args.batch_size}: choose at least 1.")
+    check_numbers({"batch_size": args.batch_size}, 1, whole=True, optional=True)
     for option, sampler in (("dtype", "hf"), ("server_url", "server"), ("vllm_options", "vllm")):
         if getattr(args, option) is not None and args.sampler != sampler:
             raise ValueError(f"`--{option}` is for `--sampler {sampler}`, and it is {args.sampler}; leave it out.")
@@ -106,14 +106,13 @@ def load_benchmarks(args: argparse.Namespace) -> list[benchmarks.Benchmark]:
     return loaded + benchmarks.clean_subsets(args.clean, loaded)
 
 
-def make_sampler(args: argparse.Namespace, decoding: DecodingSettings):
+def make_sampler(args: argparse.Namespace, plan: run.Plan):
     """What draws the responses."""
-    batch_size = args.batch_size or BATCH_SIZES[args.sampler]
     if args.sampler == "hf":
-        return TransformersSampler(args.model, decoding, batch_size, args.dtype, args.model_revision)
+        return TransformersSampler(args.model, plan.decoding, plan.batch_size, args.dtype, args.model_revision)
     if args.sampler == "vllm":
-        return VLLMSampler(args.model, decoding, batch_size, args.vllm_options, args.model_revision)
-    return ServerSampler(args.model, decoding, args.server_url, batch_size)
+        return VLLMSampler(args.model, plan.decoding, plan.batch_size, args.vllm_options, args.model_revision)
+    return ServerSampler(args.model, plan.decoding, args.server_url, plan.batch_size)
 
 
 def plan_of(args: argparse.Namespace, loaded: list[benchmarks.Benchmark] | None = None) -> run.Plan:
@@ -151,7 +150,7 @@ def evaluate(args: argparse.Namespace) -> None:
         plan.labels["training"] = run.training_diagnostics(args.training_run)
     plan.check()
     run.check_pass_k(args.pass_k, plan.benchmarks)
-    run.generate(plan, lambda: make_sampler(args, plan.decoding))
+    run.generate(plan, lambda: make_sampler(args, plan))
     report(run.evaluate(plan, args.pass_k, args.average or "clean"), plan.output)
 
 

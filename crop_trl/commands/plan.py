@@ -57,7 +57,7 @@ def plan(asked: PlanArguments, fields: Mapping[str, Any]) -> tuple[str, bool]:
         mean_tokens=asked.mean_tokens,
     )
     planned = plan_memory(shape, None if settings.teacher_placement == "server" else shape_of(teacher), settings)
-    head = f"{student}, taught by {teacher}: {strategy}, {settings.processes} x {asked.gpu_gib:.0f} GiB."
+    head = f"{student}, taught by {teacher or 'a server'}: {strategy}, {settings.processes} x {asked.gpu_gib:.0f} GiB."
     verdict = "It fits." if planned.fits else f"It does not fit. {planned.warning}"
     return "\n\n".join([head, planned.table(), verdict]), planned.fits
 

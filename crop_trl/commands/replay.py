@@ -16,6 +16,7 @@ from trl import ModelConfig
 
 from ..analysis.bank import RolloutBank, collect_bank
 from ..analysis.bank_report import bank_report
+from ..checks import check_numbers
 from ..config import option
 from ..prompts import TEACHER
 from ..runs import ScriptArguments, TrainConfig, make_trainer
@@ -56,8 +57,7 @@ def read_or_sample(
                 other = f"{str(path)!r} was sampled with {was!r}; give that, or another `--bank`"
                 raise ValueError(f"`{setting}` is {now!r}, but {other}.")
         return bank
-    if prompts < 1:
-        raise ValueError(f"`bank_prompts` must be at least 1, got {prompts}.")
+    check_numbers({"bank_prompts": prompts, "responses": responses}, 1, whole=True, optional=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     trainer = make_trainer(script, args, model)
     rows = trainer.train_dataset.select(range(min(prompts, len(trainer.train_dataset))))

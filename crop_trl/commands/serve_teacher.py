@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 from ..text import say
 from .errors import told
@@ -110,30 +111,29 @@ def serve_on(gpus: list[str], args, argv: list[str]) -> int:
     together = args.tensor_parallel
     with socket.create_server(("127.0.0.1", 0)) as free:
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(len(gpus))}
-    copies = {}
+    copies = []
     for i, gpu in enumerate(gpus):
         own = ["--gpus", "", "--port", str(args.port and args.port + i)]
         ranks = {"RANK": str(i), "LOCAL_RANK": str(i), **meeting} if together else {}
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(gpus) if together else gpu}
         command = [sys.executable, "-m", __spec__.name, *argv, *own]
-        copy = subprocess.Popen(command, env=os.environ | visible | ranks)
-        copies[copy.pid] = copy
+        copies.append(subprocess.Popen(command, env=os.environ | visible | ranks))
 
     def pass_on(number, _):
-        for copy in copies.values():
+        for copy in copies:
             copy.send_signal(number)
 
     signal.signal(signal.SIGTERM, pass_on)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the copies too
-    worst = 0
-    while copies:
-        pid, status = os.wait()
-        del copies[pid]
-        failed = os.waitstatus_to_exitcode(status)
-        worst = worst or abs(failed)
+    failed = 0
+    while True:
+        states = [copy.poll() for copy in copies]
+        failed = failed or next((abs(state) for state in states if state), 0)
+        if None not in states:
+            return failed
         if together and failed:  # without it the others would wait for ever
             pass_on(signal.SIGKILL, None)
-    return worst
+        time.sleep(0.2)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from ..checks import check_number
 from ..files import alone_in, write_text
 from ..studies.naming import NamedRun, named_run
 from ..studies.running import run_tasks, samplers
@@ -76,8 +77,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     if args.table and args.discard_models:
         raise ValueError("`--discard_models` goes with training, and `--table` may need models; leave one of them out.")
     args.jobs = max(1, len(args.gpus)) if args.jobs is None else args.jobs
-    if args.jobs < 1:
-        raise ValueError(f"`--jobs` is {args.jobs}; give at least 1.")
+    check_number("jobs", args.jobs, 1, whole=True)
     if not args.grid and not args.table:
         raise ValueError("No GRID.yaml is given; name one, or say `--table` for the tables of what is there.")
     return args

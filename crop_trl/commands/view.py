@@ -16,6 +16,7 @@ from pathlib import Path
 from ..analysis.bank import RolloutBank
 from ..analysis.selector_bench import record_of_each
 from ..analysis.tokens import load_tokenizer
+from ..checks import check_number
 from ..methods import SelectionSettings
 from ..methods.budget import response_budget
 from ..methods.selector_file import register_selector
@@ -48,8 +49,7 @@ def write_view(args: argparse.Namespace) -> Path:
     source = Path(args.source)
     if not source.exists():
         raise ValueError(f"{args.source!r} does not exist; give a run's output_dir or a rollout bank.")
-    if args.responses < 1:
-        raise ValueError(f"`--responses` must be at least 1, got {args.responses}.")
+    check_number("responses", args.responses, 1, whole=True)
     response_budget(1, args.retention_ratio)
     own = register_selector(args.selector)[0] if args.selector else None
     bank = table = None

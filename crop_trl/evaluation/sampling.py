@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from ..prompts import prompt_text
 from ..retries import Stopped, Transient, Waiting, retry_after, retrying
+from ..text import Redactor
 
 OPEN_THINK = "<think>"
 _ATTEMPTS, _LONGEST_PAUSE = 6, 60.0  # of a request to a server; seconds
@@ -199,9 +200,10 @@ class ServerSampler:
         except ImportError:
             raise ImportError("`--sampler server` needs the openai package: install crop-trl[openai].") from None
         self.model, self.settings, self.batch_size, self.url = model, settings, batch_size, url
-        self.key = os.environ.get("OPENAI_API_KEY") or "none"
+        key = os.environ.get("OPENAI_API_KEY") or "none"
+        self._redact = Redactor(key).message  # some servers repeat the key that they refuse
         self._waiting = Waiting()
-        self.client = openai.OpenAI(base_url=url, api_key=self.key, timeout=timeout, max_retries=0)
+        self.client = openai.OpenAI(base_url=url, api_key=key, timeout=timeout, max_retries=0)
         try:
             served = [entry.id for entry in self.client.with_options(timeout=30).models.list()]
         except openai.APIConnectionError:
@@ -263,7 +265,7 @@ class ServerSampler:
             )
         except openai.APIStatusError as error:
             status = error.status_code
-            said = f"`--server_url` {self.url!r} answered HTTP {status} ({self._said(error)})"
+            said = f"`--server_url` {self.url!r} answered HTTP {status} ({self._redact(str(error))})"
             if status in (408, 409, 429) or status >= 500:
                 raise Transient(said, retry_after=retry_after(error.response.headers)) from None
             raise RuntimeError(f"{said}; what is done is saved, mend this and run the same command again.") from None
@@ -277,13 +279,10 @@ class ServerSampler:
             # Some proxies send their errors with HTTP 200.
             raise self._unusable(getattr(answer, "error", None) or error) from None
 
-    def _said(self, reason: Any) -> str:
-        return str(reason).replace(self.key, "<hidden>")[:200]  # some servers repeat the key that they refuse
-
     def _unusable(self, reason: Any) -> RuntimeError:
         return RuntimeError(
             f"`--server_url` {self.url!r} answered with something that is no chat completion ({type(reason).__name__}: "
-            f"{self._said(reason)}); check the address, and run the same command again: what is done is saved."
+            f"{self._redact(str(reason))}); check the address, and run the same command again: what is done is saved."
         )
 
 

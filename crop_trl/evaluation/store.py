@@ -70,8 +70,8 @@ class Store:
 
 def stored_names(folder: str | Path) -> list[str]:
     """Benchmarks that a run has generations of."""
-    settings = (Path(folder) / "generations").glob("*.settings.json")
-    names = sorted(path.name.removesuffix(".settings.json") for path in settings)
+    files = (Path(folder) / "generations").glob("*.settings.json")
+    names = sorted(read_object(path, "delete it to draw anew")["benchmark"] for path in files)
     return [name for name in names if Store(folder, name).read()]
 
 

@@ -5,6 +5,11 @@ from pathlib import Path
 from accelerate.utils import is_peft_model
 
 
+def base_of(model):
+    """The Transformers model under adapters, or the model itself."""
+    return model.get_base_model() if is_peft_model(model) else model
+
+
 def check_adapter(model, peft_config) -> None:
     """Raise `ValueError` for adapters that put positions of their own before the prompt."""
     configs = [peft_config] if peft_config is not None else list(getattr(model, "peft_config", {}).values())

@@ -6,20 +6,15 @@ from contextlib import contextmanager
 from functools import partial
 
 import torch
-from accelerate.utils import is_peft_model
 from transformers import AttentionInterface, GenerationConfig, PreTrainedModel
 from transformers.cache_utils import Cache, StaticLayer
 
+from .adapters import base_of
 from .sharding import fsdp_version, zero_stage
 
 _ATTENTION = "crop_trl_one_token"
 _LOOK = 16  # tokens between two looks at whether all rows have ended
 _ROUND = 64  # lengths of the cache are a multiple of this
-
-
-def base_of(model) -> PreTrainedModel:
-    """The Transformers model under adapters, or the model itself."""
-    return model.get_base_model() if is_peft_model(model) else model
 
 
 def one_token_attention(

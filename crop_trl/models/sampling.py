@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import torch
 
-from .graph_sampling import base_of
+from .adapters import base_of
 
 # What bends the distribution that tokens are drawn from.
 _FILTERS = (
@@ -42,19 +42,11 @@ class SameDraws:
     @contextmanager
     def __call__(self) -> Iterator[None]:
         """One block."""
-        before = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
         if self._first is None:
-            self._first = before
+            self._first = torch.get_rng_state(), torch.cuda.get_rng_state_all()
             yield
             return
-        self._set(self._first)
-        try:
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
+            torch.set_rng_state(self._first[0])
+            torch.cuda.set_rng_state_all(self._first[1])
             yield
-        finally:
-            self._set(before)
-
-    @staticmethod
-    def _set(state: tuple[torch.Tensor, list[torch.Tensor]]) -> None:
-        torch.set_rng_state(state[0])
-        if state[1]:
-            torch.cuda.set_rng_state_all(state[1])

@@ -15,16 +15,6 @@ from ..triplets.report import read_report
 from ..triplets.settings import TripletSettings
 from ..triplets.source import duplicates_line, read_problems
 
-# Of the text, the tables on triplets and the reproducibility details; the second is the first without 643 exclusions.
-PAPER = {
-    "source": "17,398",
-    "readable": "16,755",
-    "validated": "16,594",
-    "original": "16,588",
-    "all": "16,588",
-    "steps": "16,560 (115 steps)",
-}
-
 
 def counts_markdown(settings: TripletSettings, run: Mapping[str, Any]) -> str:
     """Counts of an output directory, or of the input, as a table; `run`: settings of a run, defaults included."""
@@ -35,13 +25,16 @@ def counts_markdown(settings: TripletSettings, run: Mapping[str, Any]) -> str:
         raise ValueError(f"`chat_template_kwargs` must be names with values, got {run['chat_template_kwargs']!r}.")
     limit, per_step, kinds = run["max_prompt_length"], run["prompts_per_step"], run["max_prompt_length_kinds"]
     tokens = "any number of tokens" if limit is None else f"at most {limit} tokens"
+    which = f"{' and '.join(kinds)} prompts" if kinds else "prompts all"
+    # Beside the paper's: of its text, the tables on triplets and the reproducibility details; the second is the first
+    # without 643 exclusions.
     steps = {
-        "source": "Problems of the source",
-        "readable": "without control characters, half characters or no text",
-        "validated": "Validated triplets",
-        "original": f"whose original prompt has {tokens}",
-        "all": f"whose {' and '.join(kinds)} prompts have {tokens}" if kinds else f"whose prompts all have {tokens}",
-        "steps": f"in full steps of {per_step or 'an unknown size'}",
+        "source": ("Problems of the source", "17,398"),
+        "readable": ("without control characters, half characters or no text", "16,755"),
+        "validated": ("Validated triplets", "16,594"),
+        "original": (f"whose original prompt has {tokens}", "16,588"),
+        "all": (f"whose {which} have {tokens}", "16,588"),
+        "steps": (f"in full steps of {per_step or 'an unknown size'}", "16,560 (115 steps)"),
     }
     output = OutputDirectory(settings.output)
     counts, notes = _of_the_source(settings, output)
@@ -58,7 +51,7 @@ def counts_markdown(settings: TripletSettings, run: Mapping[str, Any]) -> str:
             notes.append(f"Not counted from the prompts' lengths on: {error}")
         if per_step is None:
             notes.append("Steps are not counted: the settings of the run have no `prompts_per_step`.")
-    rows = [(text, counts.get(step, "-"), PAPER[step]) for step, text in steps.items()]
+    rows = [(text, counts.get(step, "-"), paper) for step, (text, paper) in steps.items()]
     rows = [(text, f"{count:,}" if isinstance(count, int) else count, paper) for text, count, paper in rows]
     notes.append(
         "The paper does not say which prompts its limit looked at. Training here looks at all that a row has, so that "

@@ -215,9 +215,10 @@ def settings_from(
     method = METHODS.get(get("method"))
     dense = method is not None and method.score is None
     rows, prompts = count("per_device_train_batch_size"), count("prompts_per_step")
-    windows = count("steps_per_generation") or count("gradient_accumulation_steps")
-    in_a_step = rows * windows * processes if prompts is None else prompts * count("num_generations")
-    generated = max(1, (count("generation_batch_size") or in_a_step) // processes)
+    steps, at_once = count("steps_per_generation"), count("generation_batch_size")
+    if not at_once and (steps or prompts is None):
+        at_once = rows * (steps or count("gradient_accumulation_steps")) * processes
+    generated = max(1, (at_once or prompts * count("num_generations")) // processes)
     own = get("model_init_kwargs") or {}
     dtype = (json.loads(own) if isinstance(own, str) else own).get("dtype") or get("dtype")
     adapter = 0

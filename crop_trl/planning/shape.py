@@ -116,11 +116,12 @@ def shape_of(name: str, offline: bool = False) -> ModelShape:
     known = size[1] if size and size[1] in QWEN3 else None
     try:
         # Without a connection the hub is asked for half a minute.
-        return ModelShape.of(AutoConfig.from_pretrained(name, local_files_only=offline or known is not None))
+        config = AutoConfig.from_pretrained(name, local_files_only=offline or known is not None)
     except (OSError, ValueError):
         if known is None:
             names = ", ".join(QWEN3)
             raise ValueError(f"{name!r} cannot be read; name a folder, or one of the sizes {names}.") from None
-    if not offline:
-        print(f"{name} is not here; taken as the Qwen3 shape {known}.", file=sys.stderr)
-    return QWEN3[known]
+        if not offline:
+            print(f"{name} is not here; taken as the Qwen3 shape {known}.", file=sys.stderr)
+        return QWEN3[known]
+    return ModelShape.of(config)

@@ -75,7 +75,7 @@ def run_preflight(
     sampled = alone.sampled_logprobs[0, : len(response)]
     if not (torch.isfinite(sampled).all() and torch.isfinite(alone.logprobs[0, : len(response)]).all()):
         raise ValueError("The teacher's log-probabilities are not finite; load it in bfloat16 (`teacher_init_kwargs`).")
-    longer = [*response, *prompt]
+    longer = [*response, *prompt][: 2 * _RESPONSE_TOKENS]
     company = scorer.score(
         [*others, prompt, prompt, prompt[-1:]], [*([longer] * len(others)), response, response[:1], response]
     )

@@ -93,7 +93,7 @@ class ServerScorer:
         num_processes: int = 1,
         report: Callable[[str], None] = say,
     ):
-        self.top_k, self.timeout, self.requests_per_server, self.device = top_k, timeout, requests_per_server, device
+        self.top_k, self.timeout, self.device = top_k, timeout, device
         self.stats = ServerStats()
         self._answer_timeout = min(answer_timeout, timeout)
         prefix = f"[process {process_index}] " if num_processes > 1 else ""

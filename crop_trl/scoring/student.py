@@ -5,9 +5,9 @@ from contextlib import nullcontext
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import is_peft_model
 from transformers import PreTrainedModel
 
+from ..models.adapters import base_of
 from ..models.averaging import AverageWeights
 from ..models.compilation import compile_layers
 from ..models.distributed import largest_of
@@ -38,7 +38,7 @@ def make_student(model: PreTrainedModel, args, pad_token_id: int, accelerator: A
     """Make the student ready for scoring and update, in place, and return its scorer."""
     keep_full_outputs(accelerator)
     warn_of_coarse_weights(model, args.learning_rate)
-    bare = model.get_base_model() if is_peft_model(model) else model
+    bare = base_of(model)
     restore_rotary_frequencies(bare)
     check_rotary_lengths(bare, (args.max_prompt_length or 0) + (args.max_completion_length or 0))
     add_token_head(bare)

@@ -58,7 +58,6 @@ def topk_projection(
     softcap: float | None = None,
     scale: float = 1.0,
     as_trained: bool = False,
-    tile_elements: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Project hidden states onto the vocabulary, a tile of rows at a time, and keep what scoring needs.
 
@@ -70,14 +69,12 @@ def topk_projection(
     def logits(rows: torch.Tensor) -> torch.Tensor:
         return head_logits(rows, weight, bias, softcap, scale, as_trained)
 
-    return topk_in_tiles(hidden, logits, weight.size(0), target_ids, top_k, tile_elements)
+    return topk_in_tiles(hidden, logits, weight.size(0), target_ids, top_k)
 
 
-def tile_rows(device: torch.device, vocab: int, tile_elements: int | None = None) -> int:
+def tile_rows(device: torch.device, vocab: int) -> int:
     """Rows of hidden states whose logits make up a tile."""
-    if tile_elements is None:
-        tile_elements = TILE_ELEMENTS if device.type == "cuda" else _CPU_TILE_ELEMENTS
-    return max(1, tile_elements // vocab)
+    return max(1, (TILE_ELEMENTS if device.type == "cuda" else _CPU_TILE_ELEMENTS) // vocab)
 
 
 @torch.no_grad()
@@ -87,7 +84,6 @@ def topk_in_tiles(
     vocab: int,
     target_ids: torch.Tensor,
     top_k: int,
-    tile_elements: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The K most likely tokens after each of N hidden states, whose fp32 logits a function makes.
 
@@ -97,7 +93,7 @@ def topk_in_tiles(
     token_ids = torch.empty((n, k), dtype=torch.int32, device=hidden.device)
     logprobs = torch.empty((n, k), dtype=torch.float32, device=hidden.device)
     target_logprobs = torch.empty(n, dtype=torch.float32, device=hidden.device)
-    tile = tile_rows(hidden.device, vocab, tile_elements)
+    tile = tile_rows(hidden.device, vocab)
     for start in range(0, n, tile):
         rows = slice(start, start + tile)
         z = logits(hidden[rows])

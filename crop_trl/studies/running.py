@@ -100,31 +100,23 @@ def samplers(folder: Path, gpus: Sequence[str], slots: int) -> Iterator[tuple[li
     A process for each of `gpus` that samples for up to `slots` runs there, none with 0: the options of these runs, and
     what raises `OSError` where such a process has ended.
     """
-    started: dict[Path, subprocess.Popen] = {}
+    started: dict[str, tuple[Task, subprocess.Popen]] = {}
 
     def check() -> None:
-        for log, process in started.items():
+        for task, process in started.values():
             if process.poll() is not None:
                 raise OSError(
-                    f"The process that samples for the runs has ended; {str(log)!r} says why. The same command goes on."
+                    f"The process that samples for the runs has ended; {str(task.log)!r} says why. The same command "
+                    "goes on."
                 )
 
-    with tempfile.TemporaryDirectory() as own:  # names of sockets are short
+    with tempfile.TemporaryDirectory() as own, _ending_with(started):  # names of sockets are short
         prefix = str(Path(own, "sampler"))
         command = [sys.executable, "-m", "crop_trl.models.shared_sampling", prefix, "--slots", str(slots)]
-        try:
-            for lane in _lanes(gpus) * bool(slots):
-                path = folder / f"sampler.{lane[LANE]}.txt"
-                environment = {**os.environ, **lane}
-                with open(path, "w", encoding="utf-8") as log:
-                    streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
-                    started[path] = subprocess.Popen(command, env=environment, preexec_fn=end_with_parent, **streams)
-            yield ["--shared_sampler", prefix] * bool(slots), check
-        finally:
-            for process in started.values():
-                process.terminate()
-            for process in started.values():
-                process.wait()
+        for lane in _lanes(gpus) * bool(slots):
+            task = Task("sampler", command, folder / f"sampler.{lane[LANE]}.txt")
+            started[lane[LANE]] = _start(task, {**os.environ, **lane})
+        yield ["--shared_sampler", prefix] * bool(slots), check
 
 
 def _start(task: Task, environment: dict[str, str]) -> tuple[Task, subprocess.Popen]:

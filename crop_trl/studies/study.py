@@ -148,7 +148,8 @@ class Study:
             if trained and folder.is_dir():  # how problems are put to a model lies beside it
                 words += ["--training_run", str(folder)]
             else:
-                words += _how_asked(settings if not trained else next(_drawn(done), settings))
+                drawn = (part["drawn"] for part in done.values() if trained and part.get("drawn"))
+                words += _how_asked(next(drawn, settings))
             if not trained and settings.get("model_revision") not in (None, "main"):
                 words += ["--model_revision", settings["model_revision"]]
             words += options
@@ -263,11 +264,6 @@ def _how_asked(settings: Mapping[str, Any]) -> list[str]:
     options = options if isinstance(options, str) else json.dumps(options)
     form = "--conversational" if settings["conversational"] else "--no-conversational"
     return ["--prompt_template", settings["prompt_template"], "--chat_template_kwargs", options, form]
-
-
-def _drawn(evaluation: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """How the benchmarks of a row were drawn, as far as that is known."""
-    return (part["drawn"] for part in evaluation.values() if part.get("drawn"))
 
 
 def _check_same(key: str, evaluation: Mapping[str, Any], plan: Plan) -> None:

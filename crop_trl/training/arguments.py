@@ -12,7 +12,7 @@ from transformers import AutoConfig, PreTrainedModel, TrainingArguments
 from ..checks import check_own_weights, check_packages, told_of
 from ..config import CROPConfig
 from ..methods import get_method
-from ..models.adapters import check_adapter, is_adapter, starts_at_nothing
+from ..models.adapters import base_of, check_adapter, is_adapter, starts_at_nothing
 from ..models.sharding import fsdp_version, launch_name, zero_stage
 from ..prompts import ORIGINAL, STUDENT, TEACHER, split_signal
 from ..scoring import Scorer
@@ -162,7 +162,7 @@ def ready_student(model, args: CROPConfig):
         named = config.architectures
         kind = getattr(transformers, (named or [""])[0], None)
     else:
-        kind = type(model.get_base_model() if isinstance(model, PeftModel) else model)
+        kind = type(base_of(model))
     if hasattr(kind, "can_generate") and not kind.can_generate():
         raise ValueError(f"The student is a {kind.__name__}, which has no output head; choose a causal LM.")
     return model

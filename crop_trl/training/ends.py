@@ -7,6 +7,7 @@ from accelerate.utils import is_peft_model
 from transformers import PreTrainedTokenizerBase
 
 from ..checks import DECLARED
+from ..models.adapters import base_of
 from ..scoring import Scorer
 from ..scoring.local import LocalScorer
 
@@ -42,10 +43,8 @@ def share_ends(trainer) -> None:
     if len(ends) == 1:
         return
     trainer.eos_token_ids = ends  # by which GRPO tells what ended from what was cut off
-    adapted = is_peft_model(trainer.model)
-    student = trainer.model.get_base_model() if adapted else trainer.model
-    student.generation_config.eos_token_id = ends
-    if adapted:
+    base_of(trainer.model).generation_config.eos_token_id = ends
+    if is_peft_model(trainer.model):
         said = f"so tell what samples from it that the tokens {ends} end a response"
         warnings.warn(f"An adapter is saved without a `generation_config`, {said}.", stacklevel=2)
     if trainer.use_vllm:

@@ -101,6 +101,12 @@ def test_tokens_of_several_characters_and_white_space():
     labels = Reference.of(RECORD).label_tokens(pieces).tolist()
     P, N, A = POSITIVE, NEGATIVE, AFTER_ERROR
     assert labels == [N, N, N, N, P, N, N, P, P, P, N, A]
+    # A piece without text of its own, as of a sign that is several tokens, belongs to what stands before it.
+    pieces = list(OWN["solution"])
+    sign = pieces.index("-")
+    pieces.insert(sign + 1, "")
+    assert Reference.of(RECORD).label_tokens(pieces)[sign : sign + 3].tolist() == [P, P, N]
+    assert len(Reference.of(RECORD).label_tokens(list("5² is 25, 10⁻³ is ①"))) == 19
 
 
 def test_a_part_of_the_solution_that_vanishes_counts_with_its_numbers_and_signs():

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from transformers import MixtralConfig
 
 from crop_trl.commands.launch import launch_file
 from crop_trl.commands.plan import main
@@ -36,6 +37,8 @@ def test_reads_a_launch_file_of_ours_by_name():
 def test_the_command_says_whether_it_fits(capsys):
     assert main(["--student", "1.7B", "--teacher", "4B", "--gpu-gib", "16"]) == 1
     assert "It does not fit. The update phase" in capsys.readouterr().out
+    assert main(["--student", "1.7B", "--teacher_server_urls", "http://localhost:8000/v1"]) == 0
+    assert "1.7B, taught by a server: single, 1 x 80 GiB." in capsys.readouterr().out
     colab = ["--config", str(ROOT / "examples/configs/colab.yaml"), "--student", "0.6B", "--teacher", "1.7B"]
     assert main([*colab, "--gpu_gib", "15"]) == 0 and "It fits." in capsys.readouterr().out
 
@@ -58,11 +61,14 @@ def test_a_model_whose_name_says_its_size_is_planned_without_a_connection(capsys
     [
         (["--student", "9B", "--teacher", "4B"], "error: '9B' cannot be read; name a folder, or one of"),
         (["--student", "1.7B"], "error: Student or teacher is not known"),
+        (["--student", "MIXTURE", "--teacher", "4B"], "cannot be planned: it is a mixture of experts"),
         (["--student", "4B", "--teacher", "4B", "--num_processes", "0"], "`num_processes` must be a whole number"),
         (["--accelerate_config", "zero4", "--student", "4B", "--teacher", "4B"], "'zero4' is no launch file: choose"),
     ],
 )
-def test_what_cannot_be_planned(arguments, sentence):
+def test_what_cannot_be_planned(tmp_path, arguments, sentence):
+    folder = tmp_path / "Qwen3-8B"  # a name that says a size
+    MixtralConfig().save_pretrained(folder)
     with pytest.raises(SystemExit) as ended:
-        main(arguments)
+        main([str(folder) if word == "MIXTURE" else word for word in arguments])
     assert sentence in ended.value.code

@@ -154,7 +154,7 @@ MISTAKES = {
         ["--completion_length_schedule", '{"10": 90, "20": 80}'],
         "`completion_length_schedule` must name steps and limits that rise up to `max_completion_length`",
     ),
-    "teacher settings": (["--teacher_init_kwargs", "[1]"], "`teacher_init_kwargs` must be a JSON object"),
+    "teacher settings": (["--teacher_init_kwargs", "[1]"], "`teacher_init_kwargs` is no JSON object"),
     "type under its old name": (
         ["--teacher_init_kwargs", '{"torch_dtype": "bfloat16"}'],
         "`torch_dtype` in `teacher_init_kwargs` is not read beside `dtype`",

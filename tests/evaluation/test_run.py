@@ -200,13 +200,14 @@ def test_a_student_of_plain_text_is_asked_in_plain_text(benchmark, tmp_path, con
 
 def test_subset_that_was_evaluated_alone_keeps_its_name(tmp_path):
     rows = [Generation(f"q{n}", 0, 1, "\\boxed{1}", None, False, "1") for n in range(3)]
-    Store(tmp_path, "sums", {"base_seed": 1, "prompt_template": "{problem}"}).append(rows)
-    reported = {"sums-Clean": {"verdicts": {"q0": [1], "q2": [1]}}}
+    name = "my sums"  # whose file is called otherwise
+    Store(tmp_path, name, {"benchmark": name, "base_seed": 1, "prompt_template": "{problem}"}).append(rows)
+    reported = {f"{name}-Clean": {"verdicts": {"q0": [1], "q2": [1]}}}
     (tmp_path / "results.json").write_text(json.dumps({"benchmarks": reported}))
     (subset,) = stored_benchmarks(tmp_path)
-    assert subset.name == "sums-Clean" and [example.id for example in subset.examples] == ["q0", "q2"]
+    assert subset.name == "my sums-Clean" and [example.id for example in subset.examples] == ["q0", "q2"]
     # A length that nobody told is unknown, not 0.
-    assert score(subset, Store(tmp_path, "sums").read())["average_length"] is None
+    assert score(subset, Store(tmp_path, name).read())["average_length"] is None
 
 
 RUN = "--model m --benchmark sums=SUMS --output OUT "
@@ -224,8 +225,8 @@ MISTAKES = {
     RUN + "--top_p nan": "`top_p` is nan",
     RUN + "--max_tokens 0": "`max_tokens` is 0",
     RUN + "--samples 0": "`samples` is 0",
-    RUN + "--batch_size -3": "`--batch_size` is -3",
-    RUN + "--batch_size 0": "`--batch_size` is 0",
+    RUN + "--batch_size -3": "`batch_size` must be a whole number of at least 1, got -3",
+    RUN + "--batch_size 0": "`batch_size` must be a whole number of at least 1, got 0",
     RUN + "--pass_k 2 9": "`--pass_k` is 9, and sums has 8 samples",
     RUN + "--pass_k 0": "`--pass_k` is 0",
     RUN + "--sampler hf --dtype float99": "invalid choice: 'float99'",

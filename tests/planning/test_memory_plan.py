@@ -186,6 +186,14 @@ NO_RUN = [
 ]
 
 
+def test_what_is_generated_at_once():
+    given = {"prompts_per_step": 16, "num_generations": 4, "per_device_train_batch_size": 4}
+    assert settings_from(given, SMALL).generated_rows == 64
+    assert settings_from(given, SMALL, processes=2).generated_rows == 32
+    assert settings_from({**given, "steps_per_generation": 32}, SMALL).generated_rows == 128
+    assert settings_from({**given, "generation_batch_size": 32}, SMALL).generated_rows == 32
+
+
 def test_settings_that_no_run_takes():
     wrong = []
     for fields, launch, sentence in NO_RUN:

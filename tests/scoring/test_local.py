@@ -108,11 +108,12 @@ def test_generation_and_ordinary_forward_stay_as_they_were():
     )
 
 
-def test_tiles_change_nothing():
+def test_tiles_change_nothing(monkeypatch):
     torch.manual_seed(0)
     hidden, weight, targets = torch.randn(37, 16), torch.randn(101, 16), torch.randint(101, (37,))
     whole = topk_projection(hidden, weight, targets, 7)
-    tiled = topk_projection(hidden, weight, targets, 7, tile_elements=250)
+    monkeypatch.setattr("crop_trl.scoring.topk._CPU_TILE_ELEMENTS", 250)
+    tiled = topk_projection(hidden, weight, targets, 7)
     for a, b in zip(whole, tiled, strict=True):
         torch.testing.assert_close(a, b)
 

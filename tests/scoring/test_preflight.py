@@ -19,6 +19,16 @@ def test_says_what_it_found(tmp_path, capsys):
     assert "Preflight" not in capsys.readouterr().out
 
 
+def test_what_is_scored_is_no_longer_than_what_a_run_scores(tmp_path):
+    """Or a server that takes sequences of a run's length would refuse it."""
+    rows = make_rows(8, conversational=False).map(lambda row: {"prompt": "what " * 200 + row["prompt"]})
+    lengths, teacher = [], Changed(lambda scored, batch: scored)
+    inner = teacher.inner.score
+    teacher.inner.score = lambda prompts, responses: lengths.extend(map(len, responses)) or inner(prompts, responses)
+    make_trainer(tmp_path, teacher=teacher, rows=rows)
+    assert max(lengths) == 128
+
+
 class Changed:
     """A teacher whose scores have one thing wrong."""
 

@@ -272,7 +272,7 @@ REFUSED = {
     ),
     "taken": ({"teachers": {"student": "x"}}, "`teachers` has one named 'student'; take a word that is neither"),
     "no names": ({"teachers": {}}, "`teachers` must give a path or settings by name, got {}."),
-    "no JSON": ({"teachers": "a=x"}, "`teachers` is not JSON"),
+    "no JSON": ({"teachers": "a=x"}, "`teachers` is no JSON object"),
     "one and several": (
         {"teachers": {"a": "x"}, "teacher_model_name_or_path": "y"},
         "`teacher_model_name_or_path` and `teachers` both say where a teacher is; remove one of the two.",

@@ -151,7 +151,7 @@ def test_a_mistake_gets_one_sentence(tmp_path):
     grid = str(make_grid(tmp_path, seed=[0]))
     for words, sentence in (
         ([grid, "--gpus", "0,,1"], "error: `--gpus` names '', which is no GPU; give numbers such as 0,1."),
-        ([grid, "--jobs", "0"], "error: `--jobs` is 0; give at least 1."),
+        ([grid, "--jobs", "0"], "error: `jobs` must be a whole number of at least 1, got 0."),
         ([], "error: No GRID.yaml is given; name one, or say `--table` for the tables of what is there."),
         (["--table"], "holds no finished run; leave out `--table` to run them first."),
         ([grid, "--table"], "holds no finished run of these grids; leave out `--table` to run them first."),

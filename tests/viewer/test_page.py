@@ -209,7 +209,7 @@ def test_a_mistake_gets_one_sentence(saved, tmp_path):
         (["./none"], "'./none' does not exist; give a run's output_dir or a rollout bank."),
         ([str(tmp_path)], "holds no exported selection; train with `--selection_export_steps 1`"),
         ([str(tmp_path / "x.safetensors")], "cannot be read as a rollout bank"),
-        ([str(path), "--responses", "0"], "`--responses` must be at least 1, got 0."),
+        ([str(path), "--responses", "0"], "`responses` must be a whole number of at least 1, got 0."),
         ([str(path), "--retention_ratio", "2"], "`retention_ratio` must lie in (0, 1], got 2.0"),
         ([str(path), "--tokenizer", "./none"], "No tokenizer can be loaded from './none'"),
         ([str(path), "--prompt_template", "x"], "`prompt_template` must contain {problem} exactly once"),
