@@ -13,7 +13,9 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 
+from ..studies.running import end_with_parent
 from ..text import say
 from .errors import told
 from .options import OptionParser
@@ -117,7 +119,8 @@ def serve_on(gpus: list[str], args, argv: list[str]) -> int:
         ranks = {"RANK": str(i), "LOCAL_RANK": str(i), **meeting} if together else {}
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(gpus) if together else gpu}
         command = [sys.executable, "-m", __spec__.name, *argv, *own]
-        copies.append(subprocess.Popen(command, env=os.environ | visible | ranks))
+        end = partial(end_with_parent, signal.SIGKILL)
+        copies.append(subprocess.Popen(command, env=os.environ | visible | ranks, preexec_fn=end))
 
     def pass_on(number, _):
         for copy in copies:

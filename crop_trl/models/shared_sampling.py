@@ -22,12 +22,12 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AttentionInterface, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 
+from ..studies.running import LANE
 from .graph_sampling import Batch, HalfLayer, cache_length, copy_of, decoding_of, last_logits, one_token_attention
 
 # Seconds that a round waits at least for a run that took part in the last one.
 _PATIENCE = 5.0
 _ATTENTION = "crop_trl_one_token_of_many"
-LANE = "CROP_TRL_LANE"  # which of the processes that sample is a run's own
 _APART = ("_name_or_path", "architectures", "transformers_version")
 Layout = list[tuple[str, tuple[int, ...], torch.dtype]]
 

@@ -18,11 +18,11 @@ import psutil
 from tqdm import tqdm
 
 from ..files import InUseError, alone_in
-from ..models.shared_sampling import LANE
 from ..text import masked_arguments
 
 _LOOK = 0.2
 _BEGIN = "== started: "
+LANE = "CROP_TRL_LANE"  # which of the GPUs that a study names is a run's own, and with it what samples for it
 # Seconds that a process has to end by itself.
 _GRACE = 5
 

@@ -9,6 +9,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 import torch
 import urllib3
@@ -210,9 +211,11 @@ def test_two_processes_hold_one_teacher(serve, tmp_path):
         scorer.score([[1]], [[64]])
     assert_same(LocalScorer(model, top_k=K, pad_token_id=0).score(*batch), scorer.score(*batch))
     assert teacher.end(signal.SIGTERM) in (0, signal.SIGTERM)
-    teacher.start()
-    for killed in (slice(1, 2), slice(None)):  # one, whose end ends the other, and both at once
-        copies = subprocess.check_output(["pgrep", "-P", str(teacher.process.pid)], text=True).split()
-        subprocess.run(["kill", "-9", *copies[killed]], check=True)
-        assert teacher.process.wait() == signal.SIGKILL
+    # One, whose end ends the other; both at once; the process that has started them.
+    for which in ("one", "both", "parent"):
         teacher.start()
+        copies = psutil.Process(teacher.process.pid).children()
+        killed = {"one": copies[1:], "both": copies, "parent": [teacher.process]}[which]
+        subprocess.run(["kill", "-9", *(str(process.pid) for process in killed)], check=True)
+        assert abs(teacher.process.wait()) == signal.SIGKILL
+        assert not psutil.wait_procs(copies, timeout=60)[1]
