@@ -35,12 +35,16 @@ AttentionInterface.register(_ATTENTION, partial(one_token_attention, torch.nn.fu
 
 
 class HalfLayer(StaticLayer):
-    """Keys and values in the dtype in which attention reads them, in columns that all layers are told at once."""
+    """
+    Keys and values in the dtype in which attention reads them, in columns that all layers are told at once. Attention
+    reads the first `reads` of them.
+    """
 
     def __init__(self, max_cache_len: int, dtype: torch.dtype):
         super().__init__(max_cache_len)
         self._stored = dtype
         self.columns: torch.Tensor
+        self.reads: int
 
     def update(self, key_states, value_states, *args, **kwargs):
         key_states, value_states = key_states.to(self._stored), value_states.to(self._stored)
@@ -48,7 +52,7 @@ class HalfLayer(StaticLayer):
             self.lazy_initialization(key_states, value_states)
         self.keys[:, :, self.columns] = key_states
         self.values[:, :, self.columns] = value_states
-        return self.keys, self.values
+        return self.keys[:, :, : self.reads], self.values[:, :, : self.reads]
 
 
 def make_sampler(model, args):
@@ -106,8 +110,8 @@ class GraphSampler:
     Draws responses from a causal language model in the precision it is trained with.
 
     Under autocast the weights of its linear layers are copied in half precision before every batch, once, instead of
-    being cast for every token; the values are those that autocast gives. A graph is captured for each number of rows,
-    and again for rows that are longer than any before.
+    being cast for every token; the values are those that autocast gives. Graphs are captured for each number of rows,
+    and again for rows that are longer than any before; one for each part of the cache that attention has to read.
     """
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype, autocast: bool, compiled: bool = False):
@@ -148,13 +152,15 @@ def decoding_of(config: GenerationConfig) -> tuple[float, tuple[int, ...], int]:
 
 
 class Batch:
-    """Memory for a number of rows, and the graph that draws one token for each."""
+    """Memory for a number of rows, and the graphs that draw one token for each."""
 
     def __init__(self, model, rows: int, length: int, settings, dtype: torch.dtype, autocast: bool, compiled: bool):
         device = next(model.parameters()).device
         self.model, self.length, self.settings = model, length, settings
         # A whole step is small enough for one graph; prompts have too many widths to compile for.
         self.one_token = torch.compile(model, dynamic=False) if compiled else model
+        # Attention reads as many columns as are filled, in steps of an eighth; compiled code has one width.
+        self.part = length if compiled else cache_length(length // 8)
         # Weights are cast already, so there is nothing to keep.
         self.autocast = partial(torch.autocast, device.type, dtype, autocast, cache_enabled=False)
         self.temperature, ends, self.pad = settings
@@ -167,12 +173,12 @@ class Batch:
         self.mask = torch.zeros(rows, 1, 1, length, dtype=dtype, device=device)  # 0 where a row looks, else -inf
         self.ended = torch.zeros(rows, 1, dtype=torch.bool, device=device)
         self.state = [self.token, self.position, self.column, self.mask, self.ended]
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     def _read(self, model, ids, mask, positions, columns) -> torch.Tensor:
         """Read tokens `[B, T]` into columns `[T]` of the cache; logits `[B, V]` of the next one."""
         for layer in self.cache.layers:
-            layer.columns = columns
+            layer.columns, layer.reads = columns, mask.size(-1)
         return last_logits(model, ids, mask, positions, self.cache)
 
     def _draw(self, logits: torch.Tensor) -> torch.Tensor:
@@ -188,23 +194,25 @@ class Batch:
         self.token.copy_(torch.where(self.ended, self.pad, drawn))
         self.ended |= (drawn == self.ends).any(-1, keepdim=True)
 
-    def _step(self) -> None:
-        """One token for every row."""
+    def _step(self, reads: int) -> None:
+        """One token for every row, which reads so many columns of the cache."""
         self.mask.index_fill_(3, self.column, 0)
-        self._forward(self.one_token, self.token, self.mask, self.position, self.column)
+        self._forward(self.one_token, self.token, self.mask[..., :reads], self.position, self.column)
         self.column += 1
         self.position += 1
 
-    def _captured(self) -> torch.cuda.CUDAGraph:
+    def _captured(self, reads: int) -> torch.cuda.CUDAGraph:
         before = [tensor.clone() for tensor in self.state]
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self._step()
+        # What the trial draws is drawn again.
+        with torch.cuda.stream(side), torch.random.fork_rng([self.token.device]):
+            self._step(reads)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._step()
+        # Never replayed at the same time, so they can have their memory in common.
+        with torch.cuda.graph(graph, pool=next((other.pool() for other in self.graphs.values()), None)):
+            self._step(reads)
         # What the trial wrote behind the prompt is written over.
         for tensor, value in zip(self.state, before, strict=True):
             tensor.copy_(value)
@@ -220,17 +228,21 @@ class Batch:
         self.mask[:, 0, 0, :width].masked_fill_(seen, 0)
         positions = (seen.cumsum(1) - 1).clamp(min=0)
         self.position.copy_(positions[:, -1:] + 1)
-        later = torch.ones(width, self.length, dtype=torch.bool, device=ids.device).triu(1)
+        # In whole rounds, for kernels of attention want their masks aligned.
+        reads = min(self.length, cache_length(width))
+        later = torch.ones(width, reads, dtype=torch.bool, device=ids.device).triu(1)
         # A padded place sees itself, or its row would have nothing to take a softmax of.
-        own = torch.eye(width, self.length, dtype=torch.bool, device=ids.device)
-        mask = self.mask.masked_fill(later, -torch.inf).masked_fill(own, 0)
+        own = torch.eye(width, reads, dtype=torch.bool, device=ids.device)
+        mask = self.mask[..., :reads].masked_fill(later, -torch.inf).masked_fill(own, 0)
         self._forward(self.model, ids, mask, positions, torch.arange(width, device=ids.device))
-        if self.graph is None and ids.is_cuda:
-            self.graph = self._captured()
         drawn = [self.token.clone()]
         while len(drawn) < count:
             if len(drawn) % _LOOK == 0 and self.ended.all():
                 break
-            self._step() if self.graph is None else self.graph.replay()
+            filled = width + len(drawn)
+            reads = min(self.length, -(-filled // self.part) * self.part)
+            if ids.is_cuda and reads not in self.graphs:
+                self.graphs[reads] = self._captured(reads)
+            self.graphs[reads].replay() if ids.is_cuda else self._step(reads)
             drawn.append(self.token.clone())
         return torch.cat([ids, *drawn], dim=1)

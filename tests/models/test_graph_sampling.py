@@ -19,6 +19,7 @@ SIZES = {
     "tie_word_embeddings": True,
 }
 ENDS, PAD = [7, 9], 2
+LONG = 300  # tokens, for which the cache is read in parts
 
 
 def build(kind=Qwen3Config):
@@ -39,16 +40,21 @@ def settings(temperature: float, count: int = 12) -> GenerationConfig:
 
 
 @pytest.mark.parametrize(
-    "kind, compiled",
-    [(LlamaConfig, False), (Qwen3Config, False), pytest.param(LlamaConfig, True, marks=pytest.mark.slow)],
+    "kind, compiled, count",
+    [(LlamaConfig, False, 12), (Qwen3Config, False, LONG), pytest.param(LlamaConfig, True, 12, marks=pytest.mark.slow)],
 )
-def test_cold_samples_are_greedy_ones(kind, compiled):
+def test_cold_samples_are_greedy_ones(kind, compiled, count):
     model, (ids, mask) = build(kind), prompts()
     sampler = GraphSampler(model, torch.float32, autocast=False, compiled=compiled)
     for _ in range(2):
-        found = sampler.generate(ids, mask, settings(1e-4))
+        found = sampler.generate(ids, mask, settings(1e-4, count))
         greedy = model.generate(
-            input_ids=ids, attention_mask=mask, max_new_tokens=12, do_sample=False, pad_token_id=PAD, eos_token_id=ENDS
+            input_ids=ids,
+            attention_mask=mask,
+            max_new_tokens=count,
+            do_sample=False,
+            pad_token_id=PAD,
+            eos_token_id=ENDS,
         )
         assert torch.equal(found[:, : greedy.size(1)], greedy)
         # Trained weights are seen in the next batch.

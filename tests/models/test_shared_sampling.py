@@ -10,7 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from crop_trl import CROPConfig
-from crop_trl.models.shared_sampling import SharedSampler
+from crop_trl.models.graph_sampling import decoding_of
+from crop_trl.models.shared_sampling import SharedSampler, Stack
 
 from .test_graph_sampling import ENDS, PAD, SIZES, prompts, settings
 
@@ -69,6 +70,26 @@ def test_each_run_gets_what_its_own_student_writes(server):
                 for weight in model.parameters():
                     weight.add_(0.05 * torch.randn_like(weight))
     assert not torch.equal(greedy(models[0], *asked[0]), greedy(models[1], *asked[0]))
+
+
+def test_runs_that_ask_the_same_are_answered_by_one_of_them():
+    stack, (ids, mask) = Stack(3), prompts(4)
+    model = student(5)
+    decoding = decoding_of(settings(1e-5))
+    kind = {"config": model.config, "dtype": torch.float32, "half": torch.float32, "autocast": False}
+    layout = stack.welcome({**kind, "per_device_train_batch_size": 4, "settings": decoding})
+    weights = {name: dict(model.named_parameters(remove_duplicate=False))[name] for name, _, _ in layout}
+    ask = {"ids": ids, "mask": mask, "uniform": torch.rand(4, 12), "weights": weights}
+    expected = greedy(model, ids, mask)[:, 9:]
+
+    found = stack.draw({2: ask, 0: dict(ask)})
+    assert stack.batch is None and stack.one is not None
+    changed = {**weights, "lm_head.weight": weights["lm_head.weight"].flip(0)}
+    apart = stack.draw({2: ask, 0: {**ask, "weights": changed}})
+    assert stack.batch is not None
+    for answer in (found[0], found[2], apart[2]):
+        assert torch.equal(answer[:, : expected.size(1)], expected)
+    assert not torch.equal(apart[0], apart[2])
 
 
 def test_a_run_that_is_killed_stops_nobody(server, tmp_path):
