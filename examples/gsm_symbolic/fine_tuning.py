@@ -160,7 +160,7 @@ def save_adapter(adapter: dict[str, torch.Tensor], file: Path) -> None:
 
 @torch.no_grad()
 def put_together(model, file: Path) -> None:
-    """Add an adapter to the model that it was trained on, in fp32, and round to bf16: the same bits on any machine."""
+    """Add an adapter to the model that it was trained on, in fp64, and round to bf16: the same bits on any machine."""
     adapter = {name: weight.double() / STORED for name, weight in load_file(file).items()}
     for name, down in adapter.items():
         if ".lora_A." in name:

