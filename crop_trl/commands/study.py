@@ -50,7 +50,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--sample_together",
         action="store_true",
-        help="one process for each of --gpus samples for all its runs, whose students have one architecture and whose "
+        help="one process on each GPU samples for all runs there, whose students have one architecture and whose "
         "grid sets `use_cuda_graphs`",
     )
     parser.add_argument(
@@ -66,7 +66,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     end = argv.index("--") if "--" in argv else len(argv)
     args = parser.parse_args(argv[:end])
     args.evaluate_options = argv[end + 1 :]
-    args.gpus = [name.strip() for name in args.gpus.split(",")] if args.gpus else []
+    args.gpus = list(dict.fromkeys(name.strip() for name in args.gpus.split(","))) if args.gpus else []
     for name in args.gpus:
         if not re.fullmatch(r"\d+|(GPU|MIG)-.+", name):
             raise ValueError(f"`--gpus` names {name!r}, which is no GPU; give numbers such as 0,1.")

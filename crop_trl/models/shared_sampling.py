@@ -22,11 +22,11 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AttentionInterface, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 
-from ..studies.running import LANE
 from .graph_sampling import Batch, HalfLayer, cache_length, copy_of, decoding_of, last_logits, one_token_attention
 
 # Seconds that a round waits at least for a run that took part in the last one.
 _PATIENCE = 5.0
+_TOLD = 20  # rounds that are told of together
 _ATTENTION = "crop_trl_one_token_of_many"
 _APART = ("_name_or_path", "architectures", "transformers_version")
 Layout = list[tuple[str, tuple[int, ...], torch.dtype]]
@@ -57,8 +57,8 @@ AttentionInterface.register(
 
 
 def address_of(prefix: str) -> str:
-    """The socket of the runs that this process samples for, or among which it is."""
-    return f"{prefix}.{os.environ.get(LANE, '0')}"
+    """The socket of the GPU that this process sees."""
+    return f"{prefix}.{os.environ.get('CUDA_VISIBLE_DEVICES', 'all')}"
 
 
 def layout_of(model: torch.nn.Module, half: torch.dtype) -> Layout:
@@ -240,7 +240,6 @@ class Rounds:
                 if slot not in self.weights:
                     self.weights[slot] = shared(self.files[slot], layout)
             connection.send((layout, self.files[slot]))
-            print(f"A run joined in place {slot}.", flush=True)
             while True:
                 since = time.monotonic()
                 asked = {name: torch.from_numpy(each) for name, each in connection.recv().items()}
@@ -272,6 +271,7 @@ class Rounds:
             os._exit(1)
 
     def _serve(self) -> None:
+        times, clock = [], time.monotonic()
         while True:
             with self.changed:
                 self.changed.wait_for(lambda: self.asked)
@@ -281,14 +281,20 @@ class Rounds:
                 asked, self.asked = self.asked, {}
                 self.last = set(asked)
             with self.on_device:
+                times.append(time.monotonic())
                 answers = self.stack.draw(asked)
+                times[-1] = time.monotonic() - times[-1]
+            if len(times) == _TOLD:
+                since, clock = clock, time.monotonic()
+                print(f"{_TOLD} rounds took {clock - since:.1f} s, drawing {sum(times):.1f} s of them.", flush=True)
+                times.clear()
             with self.changed:
                 self.answers.update(answers)
                 self.changed.notify_all()
 
 
 class SharedSampler:
-    """Draws responses through the process that listens at `prefix` for this run; otherwise as `GraphSampler`."""
+    """Draws responses through the process that listens at `prefix` for this GPU; otherwise as `GraphSampler`."""
 
     def __init__(self, model: PreTrainedModel, half: torch.dtype, autocast: bool, prefix: str, rows: int):
         self._model, self._half, self._autocast, self._address = model, half, autocast, address_of(prefix)
@@ -344,7 +350,7 @@ class SharedSampler:
 def main() -> None:
     """Listen until somebody ends this process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("socket", help=f"beginning of the socket's name; the value of {LANE} follows")
+    parser.add_argument("socket", help="beginning of the socket's name; the GPUs that this process sees follow")
     parser.add_argument("--slots", type=int, required=True, help="runs at most")
     args = parser.parse_args()
     rounds = Rounds(Stack(args.slots))

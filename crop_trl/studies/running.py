@@ -22,7 +22,6 @@ from ..text import masked_arguments
 
 _LOOK = 0.2
 _BEGIN = "== started: "
-LANE = "CROP_TRL_LANE"  # which of the GPUs that a study names is a run's own, and with it what samples for it
 # Seconds that a process has to end by itself.
 _GRACE = 5
 
@@ -58,7 +57,7 @@ def run_tasks(
     waiting, running, told = list(tasks), {}, set()
     jobs = min(jobs, len(waiting))
     free = deque(range(jobs))
-    environment, lanes = dict(os.environ), _lanes(gpus)
+    environment = dict(os.environ)
     if jobs > 1:
         # Or each would take all cores for itself.
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -73,8 +72,9 @@ def run_tasks(
                 elif free:
                     waiting.remove(task)
                     place = free.popleft()
+                    own = {"CUDA_VISIBLE_DEVICES": gpus[place % len(gpus)]} if gpus else {}
                     try:
-                        running[place] = _start(task, {**environment, **lanes[place % len(lanes)]})
+                        running[place] = _start(task, {**environment, **own})
                     except OSError as error:
                         free.append(place)
                         ended(task, error)
@@ -89,16 +89,11 @@ def run_tasks(
                         ended(task, process.returncode)
 
 
-def _lanes(gpus: Sequence[str]) -> list[dict[str, str]]:
-    """The environment of the runs on each of `gpus`, of which several may be one card."""
-    return [{"CUDA_VISIBLE_DEVICES": gpu, LANE: str(i)} for i, gpu in enumerate(gpus)] or [{LANE: "0"}]
-
-
 @contextmanager
 def samplers(folder: Path, gpus: Sequence[str], slots: int) -> Iterator[tuple[list[str], Callable[[], None]]]:
     """
-    A process for each of `gpus` that samples for up to `slots` runs there, none with 0: the options of these runs, and
-    what raises `OSError` where such a process has ended.
+    A process on each GPU that samples for up to `slots` runs there, none with 0: the options of these runs, and what
+    raises `OSError` where such a process has ended.
     """
     started: dict[str, tuple[Task, subprocess.Popen]] = {}
 
@@ -113,9 +108,10 @@ def samplers(folder: Path, gpus: Sequence[str], slots: int) -> Iterator[tuple[li
     with tempfile.TemporaryDirectory() as own, _ending_with(started):  # names of sockets are short
         prefix = str(Path(own, "sampler"))
         command = [sys.executable, "-m", "crop_trl.models.shared_sampling", prefix, "--slots", str(slots)]
-        for lane in _lanes(gpus) * bool(slots):
-            task = Task("sampler", command, folder / f"sampler.{lane[LANE]}.txt")
-            started[lane[LANE]] = _start(task, {**os.environ, **lane})
+        for gpu in (gpus or [None]) * bool(slots):
+            card = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+            task = Task("sampler", command, folder / f"sampler.{gpu or 0}.txt")
+            started[task.log.name] = _start(task, {**os.environ, **card})
         yield ["--shared_sampler", prefix] * bool(slots), check
 
 

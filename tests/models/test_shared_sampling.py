@@ -27,11 +27,13 @@ def start(prefix):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    prefix = tmp_path_factory.mktemp("server") / "s"
-    process = start(prefix)
-    yield str(prefix)
-    process.kill()
-    process.wait()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        prefix = tmp_path_factory.mktemp("server") / "s"
+        process = start(prefix)
+        yield str(prefix)
+        process.kill()
+        process.wait()
 
 
 def greedy(model, ids, mask):

@@ -56,18 +56,16 @@ def test_what_ends_a_study_ends_its_runs(tmp_path, number):
 
 @pytest.mark.multiprocess
 def test_runs_sample_together(tmp_path):
-    """Three runs by two processes, as `--gpus 0,0` asks, which no CPU minds."""
-    grid = make_grid(tmp_path, seed=[0, 1, 2], use_cuda_graphs=[True])
-    process = start(tmp_path / "out", grid, options=("--jobs", "3", "--gpus", "0,0", "--sample_together"))
+    grid = make_grid(tmp_path, seed=[0, 1], use_cuda_graphs=[True])
+    process = start(tmp_path / "out", grid, options=("--jobs", "2", "--sample_together"))
     said = process.communicate()[0]
     assert process.returncode == 0, said
     rows = read_rows(tmp_path / "out" / "runs.parquet")
-    assert len(rows) == 3 and all(row["accuracy_after"] is not None for row in rows)
+    assert len(rows) == 2 and all(row["accuracy_after"] is not None for row in rows)
     assert all("shared_sampler" not in row["settings"] for row in rows)
     logs = [path.read_text() for path in (tmp_path / "out").glob("short/*/log.txt")]
-    assert len(logs) == 3 and all("--shared_sampler" in log for log in logs)
-    served = [(tmp_path / "out" / f"sampler.{lane}.txt").read_text() for lane in range(2)]
-    assert "Traceback" not in "".join(served) and [text.count("A run joined") for text in served] == [2, 1]
+    assert len(logs) == 2 and all("--shared_sampler" in log for log in logs)
+    assert "Traceback" not in (tmp_path / "out" / "sampler.0.txt").read_text()
 
 
 def test_a_sampler_that_has_ended_is_told(tmp_path):
