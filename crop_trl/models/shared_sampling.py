@@ -87,8 +87,7 @@ class StackedBatch(Batch):
         config = template.config.get_text_config()
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         shape = (slots, rows, config.num_key_value_heads, self.length, width)
-        self._stacks = {f"model.{name}": each for name, each in stacks.items()}
-        self._shape = (slots, rows)
+        self._stacks, self._shape = stacks, (slots, rows)
         dtype, device = self.mask.dtype, self.mask.device
         self._stored = [torch.zeros(2, *shape, dtype=dtype, device=device) for _ in self.cache.layers]
         self._uniform = torch.zeros(slots * rows, self.length, device=device)
@@ -101,7 +100,7 @@ class StackedBatch(Batch):
             for layer, (keys, values) in zip(layers, stored, strict=True):
                 layer.keys, layer.values, layer.is_initialized = keys, values, True
                 layer.columns, layer.reads = columns, mask.size(-1)
-            return functional_call(_Last(model), weights, (*read, Cache(layers=layers)))
+            return last_logits(lambda **given: functional_call(model, weights, (), given), *read, Cache(layers=layers))
 
         apart = [each.unflatten(0, self._shape) for each in (ids, mask, positions)]
         stored = [(both[0], both[1]) for both in self._stored]
@@ -122,15 +121,6 @@ class StackedBatch(Batch):
         self._uniform[:, :count] = uniform.flatten(0, 1)
         self._drawn.zero_()
         return self.sample(ids.flatten(0, 1), mask.flatten(0, 1), count).unflatten(0, self._shape)
-
-
-class _Last(torch.nn.Module):
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, *read):
-        return last_logits(self.model, *read)
 
 
 def _compared(kind: dict) -> dict:
