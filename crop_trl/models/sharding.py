@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from accelerate import Accelerator
@@ -52,12 +53,7 @@ def keep_full_outputs(accelerator: Accelerator) -> None:
     plugin = getattr(accelerator.state, "fsdp_plugin", None)
     policy = getattr(plugin, "mixed_precision_policy", None)
     if isinstance(policy, MixedPrecisionPolicy):
-        plugin.mixed_precision_policy = MixedPrecisionPolicy(
-            param_dtype=policy.param_dtype,
-            reduce_dtype=torch.float32,
-            output_dtype=None,
-            cast_forward_inputs=policy.cast_forward_inputs,
-        )
+        plugin.mixed_precision_policy = replace(policy, reduce_dtype=torch.float32, output_dtype=None)
 
 
 def gather_by_layer(model: torch.nn.Module, accelerator: Accelerator) -> None:
