@@ -2,6 +2,7 @@
 
     crop-trl study examples/studies/tiny.yaml --output runs/tiny --jobs 2
     crop-trl study examples/studies/tiny.yaml --output runs/tiny --table --against random
+    crop-trl study examples/studies/tiny.yaml --output runs/one --only method=crop seed=0
     crop-trl study examples/studies/table1_a.yaml --output runs/paper --table --benchmarks AIME24 AMC23 -- --setting A
 
 The same file goes to `wandb sweep`, for many machines. A run that is finished is never repeated, one that was killed
@@ -26,7 +27,7 @@ from ..checks import check_number
 from ..files import alone_in, write_text
 from ..studies.naming import NamedRun, named_run
 from ..studies.running import run_tasks, samplers
-from ..studies.study import CROP_TRL, PlannedRun, Study, runs_of
+from ..studies.study import CROP_TRL, PlannedRun, Study, chosen_runs, runs_of
 from ..studies.tables import check_against, study_markdown
 from .errors import told
 from .launch import split_options
@@ -42,6 +43,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = OptionParser("study", __doc__)
     parser.add_argument("grid", nargs="*", type=Path, metavar="GRID.yaml", help="W&B sweep files with `method: grid`")
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder of all runs and the table")
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="NAME=VALUE", help="of the grids' runs those with these settings"
+    )
     parser.add_argument("--jobs", type=int, help="runs side by side; by default one, or one on each of --gpus")
     parser.add_argument("--gpus", help="numbers such as 0,1: runs are dealt over them; by default each run sees all")
     parser.add_argument("--dry_run", action="store_true", help="print every command, start none")
@@ -70,6 +74,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     for name in args.gpus:
         if not re.fullmatch(r"\d+|(GPU|MIG)-.+", name):
             raise ValueError(f"`--gpus` names {name!r}, which is no GPU; give numbers such as 0,1.")
+    for each in args.only:
+        if "=" not in each:
+            raise ValueError(f"`--only` takes settings such as method=crop, got {each!r}.")
     if not args.table and (args.against or args.benchmarks):
         raise ValueError("`--against` and `--benchmarks` are for tables; add `--table` once the runs are finished.")
     if args.evaluate_options and not args.benchmarks:
@@ -179,7 +186,8 @@ def main(argv: list[str] | None = None) -> int:
     with told(interrupted="Interrupted; the runs that this study had started are stopped. The same command goes on."):
         args = parse(argv)
         defaults = train_parser().defaults()
-        study = Study(args.output, runs_of(args.grid, name_run), args.rows, defaults, args.discard_models)
+        runs = chosen_runs(runs_of(args.grid, name_run), args.only)
+        study = Study(args.output, runs, args.rows, defaults, args.discard_models)
         options = ["--shared_sampler", "of this study"] if args.sample_together else []
         refused = {} if args.table else {k: why for k in study.left if (why := refusal(study.runs[k], options))}
         if args.dry_run and not args.table:

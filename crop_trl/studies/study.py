@@ -6,7 +6,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -62,6 +62,34 @@ def runs_of(grids: Iterable[Path], name: Callable[[list[str]], NamedRun]) -> dic
                 found[run.key].run.check_same(run.own_settings, f"{run.key} of {str(grid.path)!r}")
             found.setdefault(run.key, PlannedRun(run, before, arguments))
     return found
+
+
+def chosen_runs(runs: Mapping[str, PlannedRun], wanted: Iterable[str]) -> dict[str, PlannedRun]:
+    """
+    Those with some settings, each `NAME=VALUE`; of two values of one setting either will do. Raises `ValueError` where
+    there is none.
+    """
+    values: dict[str, list[str]] = {}
+    for each in wanted:
+        values.setdefault(each.partition("=")[0], []).append(_as_text(_as_value(each.partition("=")[2])))
+    for name, those in values.items():
+        have = {k: _as_text({**each.run.defaults, **each.run.settings}.get(name)) for k, each in runs.items()}
+        if not set(those) & set(have.values()):
+            raise ValueError(
+                f"`--only`: no run has {name}={those[0]}; there is {', '.join(dict.fromkeys(have.values()))}."
+            )
+        runs = {key: each for key, each in runs.items() if have[key] in those}
+    return dict(runs)
+
+
+def _as_value(text: str) -> Any:
+    with suppress(ValueError):
+        return json.loads(text)
+    return text
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 class Study:

@@ -19,7 +19,7 @@ from crop_trl.files import read_rows
 from crop_trl.planning.shape import shape_of
 from crop_trl.studies.naming import NamedRun, named_run
 from crop_trl.studies.running import Task, run_tasks
-from crop_trl.studies.study import PlannedRun, Study, runs_of
+from crop_trl.studies.study import PlannedRun, Study, chosen_runs, runs_of
 from crop_trl.training.checkpoints import last_with_steps_left
 from crop_trl.training.results import RunResult
 
@@ -151,6 +151,8 @@ def test_a_mistake_gets_one_sentence(tmp_path):
     grid = str(make_grid(tmp_path, seed=[0]))
     for words, sentence in (
         ([grid, "--gpus", "0,,1"], "error: `--gpus` names '', which is no GPU; give numbers such as 0,1."),
+        ([grid, "--only", "crop"], "error: `--only` takes settings such as method=crop, got 'crop'."),
+        ([grid, "--only", "seed=1"], "error: `--only`: no run has seed=1; there is 0."),
         ([grid, "--jobs", "0"], "error: `jobs` must be a whole number of at least 1, got 0."),
         ([], "error: No GRID.yaml is given; name one, or say `--table` for the tables of what is there."),
         (["--table"], "holds no finished run; leave out `--table` to run them first."),
@@ -168,6 +170,14 @@ def test_a_mistake_gets_one_sentence(tmp_path):
         with pytest.raises(SystemExit) as stopped:
             study.main(["--output", str(tmp_path / "out"), *words])
         assert sentence in str(stopped.value) and len(str(stopped.value).splitlines()) == 1, stopped.value
+
+
+def test_only_takes_those_runs_of_the_grids_that_have_the_settings(monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[2])
+    runs = runs_of([Path("examples/studies/gsm_rates.yaml")], study.name_run)
+    some = chosen_runs(runs, ["learning_rate=1e-5", "method=crop", "method=opd", "num_counterfactuals=1"])
+    assert set(some) == {"gsm/method=crop,seed=0", "gsm/method=opd,seed=0"}
+    assert chosen_runs(runs, []) == runs and len(chosen_runs(runs, ["heatmap=false", "method=opd"])) == 3
 
 
 def test_what_a_run_would_be_refused_for_is_known_before_any_starts(tmp_path, capsys):
