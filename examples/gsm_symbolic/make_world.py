@@ -199,11 +199,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Make world G: records, teacher and student.")
     parser.add_argument("--output", type=Path, required=True, help="folder for records, checkpoints and world.json")
     parser.add_argument("--models", nargs="*", default=["teacher", "student"], choices=list(RECIPES))
-    parser.add_argument("--records", type=int, default=4096, help="records of the training split")
+    parser.add_argument("--records", type=int, default=1024, help="records of the training split")
     parser.add_argument(
-        "--problems", type=int, default=256, help="records of validation and test; models are tested on as many"
+        "--problems", type=int, default=512, help="records of validation and test; models are tested on as many"
     )
-    parser.add_argument("--samples", type=int, default=4, help="samples of each test problem at temperature 1")
+    parser.add_argument("--samples", type=int, default=2, help="samples of each test problem at temperature 1")
     parser.add_argument("--base", help="a checkpoint to start from instead of SmolLM2-135M-Instruct")
     parser.add_argument("--adapters", type=Path, help="folder of other adapters than those kept here")
     parser.add_argument("--train", action="store_true", help="train new adapters, into OUTPUT/adapters")

@@ -9,7 +9,7 @@ output=$1 gpus=${2:-0} jobs=${3:-16}
 study() { crop-trl study "$@" --output "$output" --gpus "$gpus" --jobs "$jobs" --sample_together --discard_models; }
 
 [ -f worlds/gsm/world.json ] ||
-    python examples/gsm_symbolic/make_world.py --output worlds/gsm --problems 512 --records 1024
+    python examples/gsm_symbolic/make_world.py --output worlds/gsm
 study examples/studies/gsm_rates.yaml examples/studies/gsm_rates_counterfactuals.yaml
 python examples/studies/gsm_grids.py "$output/runs.parquet" --output "$output/grids"
 study "$output"/grids/main_*.yaml

@@ -1,7 +1,7 @@
 """The grids of world G that follow its learning rates (docs/study.md): each method at the rate that it was given.
 
-    python examples/studies/gsm_grids.py docs/data/study_runs.parquet --output runs/gsm_grids
-    crop-trl study runs/gsm_grids/main_*.yaml --output runs/gsm --gpus 0,1 --jobs 28
+    python examples/studies/gsm_grids.py runs/gsm/runs.parquet --output runs/gsm/grids
+    crop-trl study runs/gsm/grids/main_*.yaml --output runs/gsm --gpus 0,1 --jobs 36 --sample_together
 
 The rate of a method is the smallest whose accuracy on the validation problems is within a standard error of its best.
 """
