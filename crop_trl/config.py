@@ -55,7 +55,6 @@ class CROPConfig(GRPOConfig):
         *("teacher_init_kwargs", "teachers", "method_settings", "vllm_speculative_config"),
         "completion_length_schedule",
     )
-    _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, *_OWN_DICT_FIELDS]
 
     # Defaults that differ from GRPOConfig's.
     learning_rate: float = option(1e-6, "Initial learning rate for AdamW.")
@@ -234,7 +233,7 @@ class CROPConfig(GRPOConfig):
 
     def check_settings(self) -> None:
         """Raise `ValueError` for what is wrong with the settings on any device, and bring them into one form."""
-        for name in (*self._OWN_DICT_FIELDS, "chat_template_kwargs"):
+        for name in (*self._OWN_DICT_FIELDS, "chat_template_kwargs", "model_init_kwargs", "generation_kwargs"):
             if isinstance(getattr(self, name), str):
                 setattr(self, name, json_object(name, getattr(self, name), '{"name": "value"}'))
         if isinstance(self.teacher_server_urls, str):

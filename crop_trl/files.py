@@ -271,17 +271,11 @@ class JsonlStore:
         os.close(self._file)
 
 
-def read_entries(path: str | Path) -> Iterator[tuple[tuple[int, int], dict[str, Any]]]:
-    """Place and content of the readable entries of a [`JsonlStore`], which may be open; none without a file."""
-    if not Path(path).is_file():
-        return
-    start = 0
-    with open(path, "rb") as lines:  # line by line: such a file may be larger than memory
-        for line in lines:
-            entry = parse_line(line)
-            if entry is not None:
-                yield (start, len(line)), entry
-            start += len(line)
+def read_entries(path: str | Path) -> Iterator[dict[str, Any]]:
+    """The readable entries of a [`JsonlStore`], which may be open; none without a file."""
+    if Path(path).is_file():
+        with open(path, "rb") as lines:  # line by line: such a file may be larger than memory
+            yield from (entry for entry in map(parse_line, lines) if entry is not None)
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:

@@ -45,7 +45,7 @@ from .triplets import load_triplets
 from .triplets.record import is_local
 
 REWARDS = {"accuracy": accuracy_reward, "none": None}
-LOOKED_AT = 8  # responses, one of which is drawn
+LOOKED_AT = 8  # rows that the picture and the page of a run are made of
 ACCURACY = "eval_rewards/accuracy_reward/mean"
 
 
@@ -203,7 +203,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
         if one.teacher_source == MODEL and not one.teacher_server_urls
     ]
     for name, path in models:
-        if not os.path.exists(path) and hub_name(path) is None:
+        if not os.path.exists(path or "") and hub_name(path) is None:
             raise ValueError(f"`{name}` {path!r} is no folder here, and cannot be the name of a model on the hub.")
 
 
@@ -253,7 +253,7 @@ def check_run(script: ScriptArguments, args: TrainConfig, model: ModelConfig) ->
     if script.eval_dataset_name and script.reward == "none" and args.process_index == 0:
         print("Held-out accuracy is not measured: set `--reward accuracy` (`--reward_weights 0`: watch only).")
     # Inside `train`, so that every reporting backend has the starting point in the same log.
-    args.eval_on_start = bool(args.train and script.eval_dataset_name and script.reward != "none")
+    args.eval_on_start |= bool(args.train and script.eval_dataset_name and script.reward != "none")
     args.model_init_kwargs = {
         "revision": model.model_revision,
         "attn_implementation": model.attn_implementation,
@@ -267,6 +267,7 @@ def check_run(script: ScriptArguments, args: TrainConfig, model: ModelConfig) ->
 def make_trainer(script: ScriptArguments, args: TrainConfig, model: ModelConfig) -> CROPTrainer:
     """Check the settings, read the data, then the models. Raises `ValueError` for what a user got wrong."""
     check_run(script, args, model)
+    current_commit()  # of the code that trains, whatever becomes of it meanwhile
     train_dataset, eval_dataset = script.load(args)
     reward = REWARDS[script.reward]
     return CROPTrainer(

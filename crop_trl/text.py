@@ -125,8 +125,8 @@ def markdown_table(
 
 
 # One CJK character is one word here: a whole sentence has no space in it.
-_CJK = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
-_WORD = re.compile(rf"\s+|[{_CJK}]|(?:(?![{_CJK}])\w)+|[^\w\s]")
+CJK = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
+_WORD = re.compile(rf"\s+|[{CJK}]|(?:(?![{CJK}])\w)+|[^\w\s]")
 
 
 def word_changes(original: str, other: str, ignore_moves: bool = False) -> list[tuple[str, bool]]:

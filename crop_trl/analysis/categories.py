@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import yaml
 
+from ..text import CJK
+
 CATEGORIES = ("task-specific", "formatting", "boilerplate", "function", "content")
 """In their order of precedence: what a token holds several of, it is the first of."""
 
@@ -18,9 +20,8 @@ _TASK, _FORMATTING, _BOILERPLATE, _FUNCTION, _CONTENT = range(len(CATEGORIES))
 # White space and marks within a word say nothing of their own: a token is one of these only when it holds nothing else.
 _SILENT = len(CATEGORIES)
 
-_CJK = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 # Letters without Chinese characters and without the small and Roman digits that Python counts among them.
-_LETTER = rf"[^\W\d_{_CJK}²³¹⁰-₟¼-¾⅐-↏]"
+_LETTER = rf"[^\W\d_{CJK}²³¹⁰-₟¼-¾⅐-↏]"
 _LEXER = re.compile(
     rf"""
       (?P<special> <\|[^|<>\s]*\|> | </?(?:think|tool_call|s|pad|eos|bos|unk)> )
@@ -30,7 +31,7 @@ _LEXER = re.compile(
     | (?P<number> \d+(?:[.,]\d+)* )
     | (?P<dotted> (?<!\w)(?:{_LETTER}\.){{2,}} )
     | (?P<word> {_LETTER}+(?:['’]{_LETTER}+)* )
-    | (?P<cjk> [{_CJK}]+ )
+    | (?P<cjk> [{CJK}]+ )
     """,
     re.VERBOSE,
 )

@@ -96,6 +96,11 @@ def differing(text: Units, others: Sequence[Units]) -> list[set[str | None]]:
     return found
 
 
+def problem_of(record: Mapping[str, Any]) -> str | None:
+    """The text of a record's problem."""
+    return record.get("original_problem") or record.get("problem")
+
+
 @dataclass
 class Reference:
     """The worked solution of a problem, and which of its units depend on a condition."""
@@ -111,10 +116,12 @@ class Reference:
         changes, where = record.get("changes"), f"record {str(record.get('id', '?'))!r}"
         if not isinstance(record.get("solution"), str) or not isinstance(changes, Sequence) or not changes:
             raise ValueError(f"{where} has no `solution` or no `changes`; docs/selectors.md says what labels need.")
+        if not isinstance(problem_of(record), str):
+            raise ValueError(f"{where} has no `original_problem`; docs/selectors.md says what labels need.")
         if not all(isinstance(change.get(name), str) for change in changes for name in ("problem", "solution")):
             raise ValueError(f"`changes` of {where} lacks a `problem` or `solution`; each change needs both.")
         found, changing, constant = [], set(), set()
-        for name, text in (("problem", record["original_problem"]), ("solution", record["solution"])):
+        for name, text in (("problem", problem_of(record)), ("solution", record["solution"])):
             units = Units(text)
             others = differing(units, [Units(change[name]) for change in changes])
             changing |= {value for value, other in zip(units.values, others) if other}

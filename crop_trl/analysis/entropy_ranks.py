@@ -26,7 +26,6 @@ class EntropyRanks:
     tail_interval: np.ndarray  # [M, 2]: bootstrap 95 % over responses
     reference: np.ndarray  # [M]: tail share of a blind choice of as many tokens of each response
     kept_tokens: np.ndarray  # [M]
-    tail_entropy: float  # the highest in the tail
     responses: int  # in the table with the most
 
     def to_dict(self) -> dict:
@@ -35,7 +34,6 @@ class EntropyRanks:
         rows = (self.kept_tokens, self.tail_share, self.tail_interval, self.reference, self.density)
         return {
             "tail": self.tail,
-            "tail_entropy": self.tail_entropy,
             "responses": self.responses,
             "methods": {m: dict(zip(names, row)) for m, *row in zip(self.methods, *(r.tolist() for r in rows))},
         }
@@ -48,7 +46,6 @@ def entropy_ranks(
     tables = [tables] if isinstance(tables, TokenTable) else list(tables)
     rng = np.random.default_rng(seed)
     rows: dict[str, tuple] = {}
-    edge_entropy = float("nan")
     for table in tables:
         real = table.trainable & np.isfinite(table.entropy)
         entropy, responses = table.entropy[real], table.responses[real]
@@ -60,7 +57,6 @@ def entropy_ranks(
         ends = np.cumsum(size)
         # Share of each token that lies in the tail: its group spreads evenly over the ranks it holds.
         in_tail = np.clip((ends - n * (1 - tail)) / size, 0, 1)[group]
-        edge_entropy = float(entropy[in_tail > 0].max())
         per_response = np.bincount(responses, minlength=len(table.lengths))
         tail_per_response = np.bincount(responses, in_tail, len(table.lengths)) / np.maximum(per_response, 1)
         borders = np.linspace(0, n, bins + 1)
@@ -83,7 +79,7 @@ def entropy_ranks(
     density, share, interval, reference, kept_tokens = (np.array(values) for values in zip(*rows.values()))
     responses = max(len(table.lengths) for table in tables)
     measured = (density, tail, share, interval, reference, kept_tokens)
-    return EntropyRanks(list(rows), *measured, edge_entropy, responses)
+    return EntropyRanks(list(rows), *measured, responses)
 
 
 def save_entropy_chart(ranks: EntropyRanks, path: str | Path) -> None:

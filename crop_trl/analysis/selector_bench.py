@@ -17,7 +17,7 @@ from ..prompts import split_signal, unwrap_problem
 from ..text import markdown_table, token_pieces, visible_text
 from .bank import RolloutBank
 from .chart import COLOURS, MARKERS, QUIET, RULE, caption, new_figure, save, tidy
-from .dependence import AFTER_ERROR, NEGATIVE, POSITIVE, UNALIGNED, Reference
+from .dependence import AFTER_ERROR, NEGATIVE, POSITIVE, UNALIGNED, Reference, problem_of
 
 CEILING = "(the labels)"
 MEASURES = ("precision", "recall", "average_precision")
@@ -77,7 +77,7 @@ def record_of_each(
     prompts: Sequence[str], records: Sequence[Mapping[str, Any]], template: str
 ) -> list[Mapping[str, Any]]:
     """The record that each prompt was made from. Raises `ValueError` for a prompt without one."""
-    named = [(record.get("original_problem") or record.get("problem"), record) for record in records]
+    named = [(problem_of(record), record) for record in records]
     by_problem = {" ".join(problem.split()): record for problem, record in named if isinstance(problem, str)}
     found = []
     for text in prompts:
@@ -96,9 +96,11 @@ def label_bank(bank: RolloutBank, records: Sequence[Mapping[str, Any]], tokenize
     labels = torch.full(tokens.shape, AFTER_ERROR, dtype=torch.int8)
     right, problems, pieces = [], [], []
     for row, record in enumerate(record_of_each(bank.texts["original"], records, template)):
-        problem = " ".join(record["original_problem"].split())
+        problem = " ".join(str(problem_of(record)).split())
         if problem not in references:
             references[problem] = Reference.of(record)
+            if record.get("answer") is None:
+                raise ValueError(f"The record of {problem[:80]!r} has no `answer` to tell right responses by.")
         ids = bank.completion_ids[row, : int((tokens[row] * torch.arange(1, tokens.size(1) + 1)).max())].tolist()
         pieces.append(token_pieces(tokenizer, ids))
         labels[row, : len(ids)] = torch.from_numpy(references[problem].label_tokens(pieces[-1]))

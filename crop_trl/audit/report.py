@@ -30,10 +30,10 @@ def read_verdicts(path: str | Path) -> dict[tuple[str, str, str, str], str]:
             raise ValueError(f"{what}; fill in candidates.csv itself.")
         verdict, key = (row["verdict"] or "").strip().lower(), tuple(row[name] for name in KEY)
         if verdict and verdict not in VERDICTS:
-            raise ValueError(f"{path}, line {number}: verdict {verdict!r} is none of {', '.join(VERDICTS)}.")
+            raise ValueError(f"{path}, row {number}: verdict {verdict!r} is none of {', '.join(VERDICTS)}.")
         if verdict and verdicts.setdefault(key, verdict) != verdict:
             pair = f"{key[1]!r} and {key[2]!r}, which has {verdicts[key]!r} above"
-            raise ValueError(f"{path}, line {number}: verdict {verdict!r} for {pair}; keep one.")
+            raise ValueError(f"{path}, row {number}: verdict {verdict!r} for {pair}; keep one.")
     return verdicts
 
 

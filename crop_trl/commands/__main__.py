@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None):
             near = difflib.get_close_matches(name, COMMANDS, n=1)
             remedy = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(COMMANDS)}."
             raise ValueError(f"{name!r} is no command of crop-trl; {remedy}")
-    command = import_module(f"{__package__}.{name.replace('-', '_')}")
+        command = import_module(f"{__package__}.{name.replace('-', '_')}")
     # What runs on many processes starts a launcher first.
     return getattr(command, "launched", command.main)(rest)
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from ..checks import check_numbers
 from ..evaluation import benchmarks, run, tables
 from ..evaluation.sampling import (
-    SAMPLERS,
     SETTINGS,
     DecodingSettings,
     ServerSampler,
@@ -78,7 +77,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     drawing.add_argument("--pass_k", type=int, nargs="+", default=[], help="further k, by the unbiased estimator")
 
     engine = parser.add_argument_group("engine")
-    engine.add_argument("--sampler", choices=SAMPLERS, default="vllm")
+    engine.add_argument("--sampler", choices=[*BATCH_SIZES], default="vllm")
     engine.add_argument("--server_url", help="of --sampler server, such as http://localhost:8000/v1")
     engine.add_argument("--batch_size", type=int, help="responses (hf) or requests (vllm, server) at a time")
     engine.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="of the weights (hf)")
@@ -140,25 +139,28 @@ def plan_of(args: argparse.Namespace, loaded: list[benchmarks.Benchmark] | None 
     )
 
 
+def labels_of(args: argparse.Namespace) -> dict:
+    """What a run is called, and what is known of its training, as far as it is given."""
+    training = run.training_diagnostics(args.training_run) if args.training_run else None
+    given = {"label": args.label, "setting": args.setting, "training": training}
+    return {name: value for name, value in given.items() if value}
+
+
 def evaluate(args: argparse.Namespace) -> None:
     """Draw what is missing, grade, report."""
     plan = plan_of(args)
-    plan.labels["label"] = args.label or plan.output.name
-    if args.setting:
-        plan.labels["setting"] = args.setting
-    if args.training_run:
-        plan.labels["training"] = run.training_diagnostics(args.training_run)
+    plan.labels |= {"label": plan.output.name, **labels_of(args)}
     plan.check()
     run.check_pass_k(args.pass_k, plan.benchmarks)
     run.generate(plan, lambda: make_sampler(args, plan))
-    report(run.evaluate(plan, args.pass_k, args.average or "clean"), plan.output)
+    report(run.evaluate(plan, args.pass_k, args.average), plan.output)
 
 
 def regrade(args: argparse.Namespace) -> None:
     """Grade the generations of a run again."""
     loaded = load_benchmarks(args) if args.benchmark else run.stored_benchmarks(args.regrade)
     loaded += [] if args.benchmark else benchmarks.clean_subsets(args.clean, loaded)
-    report(run.regrade(args.regrade, loaded, args.pass_k, args.average), Path(args.regrade))
+    report(run.regrade(args.regrade, loaded, args.pass_k, args.average, labels_of(args)), Path(args.regrade))
 
 
 def report(results: dict, folder: Path) -> None:

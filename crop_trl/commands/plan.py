@@ -15,10 +15,10 @@ from typing import Any
 
 from trl import ModelConfig
 
-from ..config import CROPConfig, option
+from ..config import option
 from ..planning.memory import launch_of, plan_memory, settings_from
 from ..planning.shape import shape_of
-from ..runs import ScriptArguments
+from ..runs import ScriptArguments, TrainConfig
 from ..scoring.placement import MODEL
 from .errors import told
 from .launch import launch_file
@@ -65,7 +65,7 @@ def plan(asked: PlanArguments, fields: Mapping[str, Any]) -> tuple[str, bool]:
 def main(argv: list[str] | None = None) -> int:
     """Print the plan. Returns 1 when it does not fit."""
     with told():
-        parser = SettingsParser("plan", (PlanArguments, ScriptArguments, CROPConfig, ModelConfig), __doc__)
+        parser = SettingsParser("plan", (PlanArguments, ScriptArguments, TrainConfig, ModelConfig), __doc__)
         fields = parser.settings(argv)
         asked = PlanArguments(**{name: fields.pop(name) for name in vars(PlanArguments()) if name in fields})
         text, fits = plan(asked, fields)

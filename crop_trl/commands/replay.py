@@ -11,7 +11,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import AutoTokenizer
 from trl import ModelConfig
 
 from ..analysis.bank import RolloutBank, collect_bank
@@ -20,6 +19,7 @@ from ..checks import check_numbers
 from ..config import option
 from ..prompts import TEACHER
 from ..runs import ScriptArguments, TrainConfig, make_trainer
+from ..training.data import tokenizer_of
 from .errors import told
 from .options import SettingsParser
 
@@ -83,7 +83,8 @@ def main(argv: list[str] | None = None) -> None:
         kinds = (ReplayArguments, ScriptArguments, TrainConfig, ModelConfig)
         replay, script, args, model = SettingsParser("replay", kinds, __doc__).read(argv)
         bank = read_or_sample(Path(replay.bank), replay.bank_prompts, script, args, model)
-        tokenizer = AutoTokenizer.from_pretrained(model.model_name_or_path) if model.model_name_or_path else None
+        loaded = (args.trust_remote_code, model.model_revision)
+        tokenizer = tokenizer_of(model.model_name_or_path, None, "model_name_or_path", *loaded)
         report = bank_report(bank, args.selection_settings, tokenizer, args.method)
     print(report)
 

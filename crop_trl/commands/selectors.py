@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
-from transformers import AutoTokenizer
 from trl import ModelConfig
 
 from ..analysis.chart import save_json
@@ -26,6 +25,7 @@ from ..methods import get_method
 from ..methods.budget import response_budget
 from ..prompts import prompt_column, split_signal
 from ..runs import ScriptArguments, TrainConfig
+from ..training.data import tokenizer_of
 from ..triplets import load_records
 from .errors import told
 from .options import SettingsParser
@@ -94,7 +94,12 @@ def main(argv: list[str] | None = None) -> None:
         budgets = sorted({settings.retention_ratio, *options.budgets})
         for budget in budgets:
             response_budget(1, budget)
-        records = load_records(script.dataset_name, script.dataset_split)
+        records = load_records(
+            script.dataset_name,
+            script.dataset_split,
+            config=script.dataset_config,
+            revision=script.dataset_revision,
+        )
         for record in records[:1]:
             Reference.of(record)  # before a model is loaded
         folder = Path(options.bench_dir)
@@ -107,10 +112,12 @@ def main(argv: list[str] | None = None) -> None:
             missing = [need for need in get_method(own).needs if need not in bank.signals]
             what = f"{missing[0]} (column `{prompt_column(split_signal(missing[0])[1])}`)" if missing else "the rewards"
             raise ValueError(f"{str(path)!r} lacks {what} that {own!r} needs; sample anew with another `--bank`.")
-        tokenizer = AutoTokenizer.from_pretrained(bank.settings.get("model_name_or_path") or model.model_name_or_path)
+        named = bank.settings.get("model_name_or_path") or model.model_name_or_path
+        loaded = (args.trust_remote_code, model.model_revision)
+        tokenizer = tokenizer_of(named, None, "model_name_or_path", *loaded)
         labelled = label_bank(bank, records, tokenizer, script.prompt_template)
         counts = labelled.counts()
-        most = max(len(parts) for parts in bank.signals.lists.values())
+        most = bank.signals.most("counterfactual")
         numbers = [n for n in sorted(set(options.counterfactuals)) if n <= most] or [most]
         rows = bench(bank, labelled, numbers, budgets, settings)
         save_json({"settings": bank.settings, "labels": counts, "rows": rows}, folder / "selectors.json")

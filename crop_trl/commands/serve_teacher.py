@@ -64,7 +64,7 @@ def load_scorer(args, rank: int):
         options |= {"device_map": {"": device}}
     tokenizer = AutoTokenizer.from_pretrained(args.model, **pinned)
     model = load_teacher(args.model, options)
-    longest = args.max_length or model.config.get_text_config().max_position_embeddings
+    longest = args.max_length or getattr(model.config.get_text_config(), "max_position_embeddings", 2**31)
     freeze(model, longest)
     if args.quantization == "fp8":
         quantize_layers(model, device)

@@ -230,13 +230,13 @@ def average_of(results: Mapping[str, Any]) -> str:
     return "whole" if any(name + CLEAN in results["benchmarks"] for name in names) else "clean"
 
 
-def evaluate(plan: Plan, pass_k: Sequence[int] = (), average: str = "clean") -> dict[str, Any]:
+def evaluate(plan: Plan, pass_k: Sequence[int] = (), average: str | None = None) -> dict[str, Any]:
     """Grade the generations of a run and write `results.json`, beside what the same model came to before."""
     described, stored = _described(plan.asked()), stored_results(plan.output)
     same = bool(stored) and all(plan.is_same(name, stored.get(name), value) for name, value in described.items())
     known = stored["benchmarks"] if same else {}
     results = {**described, "asked_in_training": plan.asked_in_training, **plan.labels}
-    return _graded(results, known, plan.output, plan.benchmarks, pass_k, average)
+    return _graded(results, known, plan.output, plan.benchmarks, pass_k, average or average_of(stored))
 
 
 def _graded(results: dict[str, Any], known: dict, output: Path, benchmarks, pass_k, average: str) -> dict[str, Any]:
@@ -256,9 +256,16 @@ def _graded(results: dict[str, Any], known: dict, output: Path, benchmarks, pass
 
 
 def regrade(
-    output: str | Path, benchmarks: Sequence[Benchmark], pass_k: Sequence[int] = (), average: str | None = None
+    output: str | Path,
+    benchmarks: Sequence[Benchmark],
+    pass_k: Sequence[int] = (),
+    average: str | None = None,
+    labels: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Grade a finished run again, without a model: after a change of answers, say, or for a clean subset."""
+    """
+    Grade a finished run again, without a model: after a change of answers, say, or for a clean subset. What else was
+    measured stays, and so do labels that are not given.
+    """
     folder = Path(output)
     names = stored_names(folder)
     check_pass_k(pass_k, benchmarks)
@@ -271,8 +278,8 @@ def regrade(
             raise ValueError(f"{str(folder)!r} holds generations of {', '.join(names)}, none of {benchmark.store!r}.")
     stored = stored_results(folder)
     kept = {name: stored[name] for name in ("asked_in_training", "label", "setting", "training") if name in stored}
-    results = {**_described(Store(folder, names[0]).settings()), **kept}
-    return _graded(results, {}, folder, benchmarks, pass_k, average or average_of(stored))
+    results = {**_described(Store(folder, names[0]).settings()), **kept, **(labels or {})}
+    return _graded(results, stored.get("benchmarks", {}), folder, benchmarks, pass_k, average or average_of(stored))
 
 
 def stored_benchmarks(output: str | Path) -> list[Benchmark]:

@@ -299,6 +299,3 @@ def _response(answer: Any) -> Response:
         text = f"{OPEN_THINK}{reasoning}{'</think>' if closed else ''}{text}"
     tokens = answer.usage.completion_tokens if answer.usage else None
     return Response(text, tokens if isinstance(tokens, int) else None, truncated)
-
-
-SAMPLERS = ("vllm", "server", "hf")

@@ -41,7 +41,7 @@ class Store:
     def read(self) -> dict[tuple[str, int], Generation]:
         """What is there, by problem and sample, the first of each. What a crash left of a line is passed over."""
         found: dict[tuple[str, int], Generation] = {}
-        for _, entry in read_entries(self.path):
+        for entry in read_entries(self.path):
             with suppress(TypeError):
                 generation = Generation(**entry)
                 found.setdefault((generation.id, generation.sample), generation)

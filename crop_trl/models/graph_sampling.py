@@ -59,7 +59,9 @@ def make_sampler(model, args):
     """A sampler of the student. Raises `ValueError` for weights in pieces, and for a cache that is more than keys."""
     if zero_stage(args) == 3 or fsdp_version(args):
         raise ValueError("`use_cuda_graphs` needs whole weights on each GPU; use ddp or zero2, or leave it off.")
-    kinds = set(getattr(base_of(model).config.get_text_config(), "layer_types", None) or ["full_attention"])
+    text = base_of(model).config.get_text_config()
+    everywhere = "sliding_attention" if getattr(text, "sliding_window", None) else "full_attention"
+    kinds = set(getattr(text, "layer_types", None) or [everywhere])
     if kinds != {"full_attention"}:
         raise ValueError(
             f"`use_cuda_graphs` works with full attention only, not {', '.join(sorted(kinds))}; leave it off."

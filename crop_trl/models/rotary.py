@@ -32,11 +32,11 @@ def check_rotary_lengths(model: torch.nn.Module, longest: int) -> None:
     text = model.config.get_text_config()
     given = getattr(text, "rope_parameters", None) or {}
     kinds = [given, *(value for value in given.values() if isinstance(value, dict))]
-    for rope in kinds:
+    for rope in (each for each in kinds if each.get("rope_type") in ("longrope", "dynamic")):
         known = rope.get("original_max_position_embeddings") or getattr(
             text, "original_max_position_embeddings", text.max_position_embeddings
         )
-        if rope.get("rope_type") in ("longrope", "dynamic") and longest > known:
+        if longest > known:
             raise ValueError(
                 f"{type(model).__name__} has `{rope['rope_type']}` rotary positions, which change for a batch with its "
                 f"first sequence of more than {known} tokens, and prompt and response may have {longest}; lower "

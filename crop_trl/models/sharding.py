@@ -16,12 +16,10 @@ from trl.models import prepare_deepspeed
 
 from .compilation import decoder_layers
 
-WORLD_SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
-
 
 def launched_processes() -> int:
     """How many processes the launcher says it started; 1 without a launcher."""
-    return get_int_from_env(WORLD_SIZES, 1)
+    return get_int_from_env(("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"), 1)
 
 
 def zero_stage(args) -> int:

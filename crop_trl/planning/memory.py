@@ -36,7 +36,7 @@ _BUCKET = 5e8
 
 @dataclass(frozen=True)
 class MemorySettings:
-    """What of a run's settings memory depends on. Defaults are those of [`~crop_trl.CROPConfig`]."""
+    """What of a run's settings memory depends on."""
 
     strategy: str = "single"  # one of STRATEGIES
     processes: int = 1
@@ -257,6 +257,9 @@ def launch_of(file: str | Path) -> tuple[str, int]:
         if stage:
             return f"zero{stage}", processes
     if "fsdp_config" in launch:
+        version = (launch["fsdp_config"] or {}).get("fsdp_version", 1)
+        if version != 2:
+            raise ValueError(f"`fsdp_version` in {str(file)!r} must be 2, got {version!r}.")
         return "fsdp2", processes
     return ("single" if processes == 1 else "ddp"), processes
 

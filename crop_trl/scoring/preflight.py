@@ -80,7 +80,10 @@ def run_preflight(
         [*others, prompt, prompt, prompt[-1:]], [*([longer] * len(others)), response, response[:1], response]
     )
     again = company.sampled_logprobs[len(others), : len(response)]
-    drift, tolerance = (sampled - again).abs().mean().item(), TOLERANCES[getattr(scorer, "precision", "bfloat16")]
+    drift, tolerance = (
+        (sampled - again).abs().mean().item(),
+        TOLERANCES.get(getattr(scorer, "precision", None), TOLERANCES["bfloat16"]),
+    )
     if not drift <= tolerance:
         raise ValueError(
             f"The teacher's log-probabilities of a sequence depend on what is scored beside it: {drift:.2g} nats a "

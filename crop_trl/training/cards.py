@@ -176,7 +176,7 @@ def model_card(trainer, model_name: str | None, dataset_name: str | None = None,
         method_table=card_table(method_card(trainer.args, settings)),
         training_table=card_table(training_card(trainer)),
         versions={"crop_trl": __version__, **{name: version(name) for name in _PACKAGES}},
-        paper=trainer._paper,
+        paper=PAPER,
     )
 
 
@@ -184,8 +184,6 @@ class ModelCards:
     """Part of a [`~crop_trl.CROPTrainer`]: every model that is saved has a README beside it, checkpoints included."""
 
     _tag_names = ["trl", "crop"]
-    _name = "CROP"
-    _paper = PAPER
     run_settings: dict[str, Any]
 
     def create_model_card(

@@ -222,7 +222,7 @@ class WholeCheckpoints:
                 plugin.set_state_dict_type("FULL_STATE_DICT")
             super().save_model(output_dir, _internal_call)
         except Exception as error:
-            self._fail(f"the model to {folder!r}", error, ", and one there may be cut off")
+            self._fail(f"the model to {folder!r} or upload it", error, ", and one there may be cut off")
         finally:
             if plugin is not None:
                 plugin.set_state_dict_type(usual)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import datasets
+from peft import PeftModel
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from trl.trainer.utils import get_config_model_id
 
@@ -261,7 +262,7 @@ def check_same_tokenizer(
     student, teacher, processing_class=None, trust_remote_code: bool = False, revision: str | None = None
 ) -> int | None:
     """The teacher's end token; raises `ValueError` unless every id means the same to student and teacher."""
-    if student is None or not isinstance(teacher, (str, PreTrainedModel)):
+    if student is None or not isinstance(teacher, (str, PreTrainedModel, PeftModel)):
         return None
     theirs = tokenizer_of(teacher, processing_class, "teacher_model_name_or_path", trust_remote_code, revision)
     if theirs is None:

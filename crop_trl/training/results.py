@@ -4,6 +4,7 @@ import os
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ def statistics_of(log_history: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     return {name: pick[which](logged[metric]) for name, (metric, which) in STATISTICS.items() if metric in logged}
 
 
+@cache
 def current_commit() -> str | None:
     """The commit of this package's checkout, or what the variable CROP_TRL_COMMIT says of a copy without one."""
     if os.environ.get("CROP_TRL_COMMIT"):

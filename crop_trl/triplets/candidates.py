@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..prompts import unwrap_problem
+from ..text import CJK
 from .domain import Domain
 from .latex import mend
 from .reading import CONFIDENCES, VERDICTS
@@ -28,7 +29,7 @@ def missing_numbers(original: str, paraphrase: str) -> list[str]:
     return [number for number in dict.fromkeys(_NUMBER.findall(original)) if number not in kept]
 
 
-_CJK = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
+_CJK = re.compile(f"[{CJK}]")
 
 
 def other_language(original: str, text: str) -> bool:

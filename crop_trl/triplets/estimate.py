@@ -36,7 +36,7 @@ def dry_run(settings: TripletSettings) -> str:
         request = describe_request(messages, kind, templates.domain.schemas[kind])
         lines += [f"===== {kind} request for {example.id} =====", request, ""]
 
-    answered = Account().add_all(entry for _, entry in read_entries(OutputDirectory(settings.output).ledger))
+    answered = Account().add_all(read_entries(OutputDirectory(settings.output).ledger))
     answered.given |= given_prices(vars(settings))
     models = {kind: settings.for_kind(kind).model for kind in requests}
     booked = {kind: answered.booked[model, kind] for kind, model in models.items()}

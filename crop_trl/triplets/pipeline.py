@@ -125,7 +125,7 @@ def _check_prices(settings: TripletSettings, given: Mapping[str, Prices], output
         model = settings.for_kind(kind).model
         if model in given or listed_prices(model):
             continue
-        if not any(entry.get("prices_of") == model for _, entry in files.read_entries(output.ledger)):
+        if not any(entry.get("prices_of") == model for entry in files.read_entries(output.ledger)):
             raise ValueError(
                 f"`max_cost` needs prices, and none are known for the {kind} {model!r}; give `{prefix}price_input` and "
                 f"`{prefix}price_output`."

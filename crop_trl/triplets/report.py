@@ -42,7 +42,7 @@ def read_report(directory: str) -> dict[str, Any]:
     """What the report on an output directory shows."""
     output = OutputDirectory(directory)
     run = output.load_run()
-    account = Account().add_all(entry for _, entry in read_entries(output.ledger))
+    account = Account().add_all(read_entries(output.ledger))
     return build_report(output.load_records(), run, account, output.load_reviews())
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..analysis.bank import RolloutBank
 from ..analysis.categories import CATEGORIES, categorize
-from ..analysis.dependence import AFTER_ERROR, Reference, first_wrong_places
+from ..analysis.dependence import AFTER_ERROR, Reference, first_wrong_places, problem_of
 from ..analysis.selector_bench import record_of_each
 from ..analysis.tokens import TokenTable
 from ..evaluation.grading import grade
@@ -110,8 +110,11 @@ def exported_table(folder: str | Path, responses: int = RESPONSES) -> TokenTable
     steps = exported_steps(folder)
     in_a_step = len(TokenTable.from_run(folder, steps[:1] or None).lengths)
     room = max(2, responses // max(1, in_a_step))
-    places = np.linspace(0, len(steps) - 1, min(room, len(steps))).round().astype(int)
-    return TokenTable.from_run(folder, [steps[place] for place in np.unique(places)])
+    places = np.unique(np.linspace(0, len(steps) - 1, min(room, len(steps))).round().astype(int))
+    table = TokenTable.from_run(folder, [steps[place] for place in places])
+    _, first, size = np.unique(table.steps, return_index=True, return_counts=True)
+    number = np.arange(len(table.steps)) - np.repeat(first, size)  # of a response within its step
+    return table.only(number < max(1, responses // len(places)))
 
 
 def run_page(
@@ -207,7 +210,7 @@ def _truth(rows, pieces, right) -> tuple[np.ndarray | None, list[int | None]]:
         )
     references, labels, wrong = {}, [], []
     for row, part, verdict in zip(rows, pieces, right):
-        problem = row["original_problem"]
+        problem = problem_of(row)
         references[problem] = references.get(problem) or Reference.of(row)
         labels.append(references[problem].label_tokens(part))
         after = np.flatnonzero(labels[-1] == AFTER_ERROR)

@@ -84,6 +84,11 @@ CASES = {
 }
 
 
+def test_a_problem_may_have_either_name():
+    renamed = {"problem" if name == "original_problem" else name: value for name, value in RECORD.items()}
+    assert Reference.of(renamed).changing == Reference.of(RECORD).changing
+
+
 def test_labels_of_a_problem_by_hand():
     wrong = {name: marked(response) for name, (response, right) in CASES.items() if marked(response) != right}
     assert not wrong
@@ -120,7 +125,12 @@ def test_a_part_of_the_solution_that_vanishes_counts_with_its_numbers_and_signs(
 
 @pytest.mark.parametrize(
     "record",
-    [{**RECORD, "changes": []}, {**RECORD, "solution": None}, {**RECORD, "changes": [{"problem": "x"}]}],
+    [
+        {**RECORD, "changes": []},
+        {**RECORD, "solution": None},
+        {**RECORD, "original_problem": None},
+        {**RECORD, "changes": [{"problem": "x"}]},
+    ],
 )
 def test_a_record_that_says_too_little_is_refused(record):
     with pytest.raises(ValueError, match="record 'eggs'.*(docs/selectors.md|each change needs both)"):

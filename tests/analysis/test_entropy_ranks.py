@@ -26,7 +26,7 @@ def test_density_and_tail_by_hand():
     np.testing.assert_allclose(ranks.density, [[1, 0, 0, 0, 0], [0.5, 0, 0, 0, 0.5], [0, 0, 0, 0, 1]], atol=1e-12)
     np.testing.assert_allclose(ranks.tail_share, [0, 0.5, 1], atol=1e-12)
     np.testing.assert_allclose(ranks.reference, [0.2, 0.2, 0.2])
-    assert ranks.tail_entropy == pytest.approx(0.2) and ranks.kept_tokens.tolist() == [2, 2, 1]
+    assert ranks.kept_tokens.tolist() == [2, 2, 1]
     # A bin may be narrower than a token, and the tail a part of one.
     ranks = entropy_ranks(table([0.9, 0.5], last=[1]), tail=0.25, bins=4)
     np.testing.assert_allclose(ranks.density, [[0, 0, 0.5, 0.5]], atol=1e-12)

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
         ("num_processes: 2", ("ddp", 2)),
         ("num_processes: 2\ndeepspeed_config: {zero_stage: 0}", ("ddp", 2)),
         ("num_processes: 2\ndeepspeed_config: {zero_stage: 3}", ("zero3", 2)),
+        ("num_processes: 2\nfsdp_config: {fsdp_version: 1}", "`fsdp_version` in .* must be 2, got 1"),
         ("deepspeed_config: {deepspeed_config_file: a.json}", "must be 0, 1, 2 or 3, got None"),
     ],
 )
@@ -40,7 +41,9 @@ def test_the_command_says_whether_it_fits(capsys):
     assert main(["--student", "1.7B", "--teacher_server_urls", "http://localhost:8000/v1"]) == 0
     assert "1.7B, taught by a server: single, 1 x 80 GiB." in capsys.readouterr().out
     colab = ["--config", str(ROOT / "examples/configs/colab.yaml"), "--student", "0.6B", "--teacher", "1.7B"]
-    assert main([*colab, "--gpu_gib", "15"]) == 0 and "It fits." in capsys.readouterr().out
+    own = ["--selector", f"{ROOT / 'examples/custom_selector.py'}:rare"]
+    for more in ([], own):
+        assert main([*colab, *more, "--gpu_gib", "15"]) == 0 and "It fits." in capsys.readouterr().out
 
 
 def test_a_model_whose_name_says_its_size_is_planned_without_a_connection(capsys, monkeypatch):

@@ -159,6 +159,10 @@ MISTAKES = {
         ["--teacher_init_kwargs", '{"torch_dtype": "bfloat16"}'],
         "`torch_dtype` in `teacher_init_kwargs` is not read beside `dtype`",
     ),
+    "the student's type under its old name": (
+        ["--model_init_kwargs", '{"torch_dtype": "bfloat16"}'],
+        "`torch_dtype` in `model_init_kwargs` is not read beside `dtype`",
+    ),
     "no unrelated prompt": (
         ["--method", "credit", "--credit_num_negatives", "16"],
         "`credit_num_negatives` 16 needs as many other prompts in a batch of rollouts, which holds 16",

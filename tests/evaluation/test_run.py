@@ -100,6 +100,23 @@ def test_one_evaluation_gives_math_500_whole_and_clean(tmp_path):
     for arguments, said in (([], "MATH-500 (10 problems)"), (["--average", "clean"], "MATH-500-Clean (2 problems)")):
         done = run("--compare", f"a={folder}", f"b={folder}", *arguments)
         assert f"Means of {said}; the largest" in done.stdout and "not drawn alike" not in done.stdout, done.stderr
+    file = tmp_path / "one.jsonl"
+    file.write_text(json.dumps({"id": "x", "problem": "What is 1 + 1?", "answer": "2"}) + "\n")
+    again = ChatServer(lambda request: "\\boxed{2}")
+    asks = ["--model", "toy", "--sampler", "server", "--server_url", again.url, "--output", folder]
+    # Neither does one more benchmark change what Avg. counts, nor grading one again what is known of others.
+    done = run(*asks, "--benchmark", f"one={file}")
+    again.close()
+    assert load_results(folder)["averaged"] == ["MATH-500", "one"], done.stderr
+    file.write_text(json.dumps({"id": "x", "problem": "What is 1 + 1?", "answer": "3"}) + "\n")
+    done = run("--regrade", folder, "--benchmark", f"one={file}", "--label", "mended")
+    results = load_results(folder)
+    assert {name: row["mean"] for name, row in results["benchmarks"].items()} == {
+        "MATH-500": 0.9,
+        "MATH-500-Clean": 0.5,
+        "one": 0.0,
+    }, done.stderr
+    assert results["label"] == "mended" and results["averaged"] == ["MATH-500", "one"]
 
 
 def test_a_model_is_asked_as_it_was_trained(benchmark, tmp_path):

@@ -104,6 +104,6 @@ def test_what_it_cannot_do_is_said_at_once(tmp_path):
     for name, value in {"top_p": 0.9, "top_k": 5, "generation_kwargs": {"min_p": 0.1}}.items():
         with pytest.raises(ValueError, match=f"use_cuda_graphs.*{name}"):
             CROPConfig(**given, **{name: value})
-    windows = MistralConfig(**SIZES, sliding_window=4, layer_types=["sliding_attention"] * 3)
+    windows = MistralConfig(**SIZES, sliding_window=4)
     with pytest.raises(ValueError, match="full attention only"):
         make_sampler(AutoModelForCausalLM.from_config(windows), CROPConfig(**given))

@@ -6,7 +6,7 @@ import warnings
 import pytest
 import tiny
 import torch
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+from transformers import BloomConfig, BloomForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig
 
 from crop_trl.models.rotary import check_rotary_lengths, restore_rotary_frequencies
 
@@ -71,3 +71,7 @@ def test_positions_that_depend_on_the_longest_sequence_of_a_batch_are_refused(tm
     with pytest.raises(ValueError, match=f"`{kind}` rotary positions, which change for a batch"):
         check_rotary_lengths(model, 41)
     check_rotary_lengths(model, 40)
+
+
+def test_a_model_without_rotary_positions_has_no_such_limit():
+    check_rotary_lengths(BloomForCausalLM(BloomConfig(vocab_size=8, hidden_size=8, n_layer=1, n_head=1)), 10**6)

@@ -192,6 +192,7 @@ def test_what_a_run_would_be_refused_for_is_known_before_any_starts(tmp_path, ca
         "model_revision": ("v2", "`model_revision` 'v2' is for the hub, and "),
         "model_name_or_path": ("runs/no/model", "`model_name_or_path` 'runs/no/model' is no folder here"),
         "teacher_model_name_or_path": (None, "`--teacher_model_name_or_path` is not set"),
+        "teachers": ({"a": {"placement": "offload"}, "b": "org/t"}, "`teacher_model_name_or_path` None is no folder"),
         "teacher_init_kwargs": ({"dtype": "float17"}, "`dtype` 'float17' in `teacher_init_kwargs` is no type"),
         "seed": (-1, "`seed` must be a whole number of at least 0, got -1"),
         "prompt_template": ("Solve it.", "`prompt_template` must contain {problem} exactly once"),

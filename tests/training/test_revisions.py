@@ -3,9 +3,11 @@
 import pytest
 import torch
 from huggingface_hub import constants
+from peft import LoraConfig, get_peft_model
 from tiny import make_model, make_rows, make_tokenizer
 
 from crop_trl import CROPConfig, CROPTrainer
+from crop_trl.training.data import check_same_tokenizer
 
 
 @pytest.fixture
@@ -44,6 +46,14 @@ def test_student_and_teacher_are_taken_at_their_revision(hub, tmp_path):
     assert trainer.run_settings["teacher_revision"] == "v1"
     with pytest.raises(ValueError, match="Student and teacher tokenizers differ"):
         make(hub, tmp_path)
+
+
+def test_the_tokenizer_of_a_teacher_with_an_adapter_is_compared_too():
+    student, model = make_tokenizer(), make_model()
+    student.add_tokens(["more"])
+    for teacher in (model, get_peft_model(model, LoraConfig(target_modules="all-linear"))):
+        with pytest.raises(ValueError, match="tokenizers differ: 'more'"):
+            check_same_tokenizer(student, teacher, make_tokenizer())
 
 
 def test_a_teacher_on_a_server_has_its_revision_there(tmp_path):

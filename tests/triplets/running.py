@@ -73,7 +73,7 @@ def generate(url: str, source: str, output: str | Path, **changes) -> TripletRun
 
 def answers_in(ledger: Path) -> list[dict]:
     """The answers in a ledger, while a run may be going on."""
-    return [entry for _, entry in read_entries(ledger) if "key" in entry]
+    return [entry for entry in read_entries(ledger) if "key" in entry]
 
 
 def stats(url: str, page: str = "stats") -> dict:

@@ -16,7 +16,7 @@ from crop_trl.triplets.settings import TripletSettings
 
 def booked(output) -> Account:
     """What the ledger of a run says; prices that were given stand in it."""
-    return Account().add_all(entry for _, entry in read_entries(output / "ledger.jsonl"))
+    return Account().add_all(read_entries(output / "ledger.jsonl"))
 
 
 def test_the_cost_limit_holds_and_a_rerun_goes_on(start_server, problems, tmp_path):

@@ -155,6 +155,8 @@ def test_measures_that_scores_hold_already_are_not_there_twice(saved):
 
 def test_a_run_shows_its_steps_with_the_masks_that_it_stored(tmp_path):
     make_trainer(tmp_path, selection_export_steps=1, max_steps=4).train()
+    # Of steps that are larger than a page, the first responses of the first and the last.
+    assert exported_table(tmp_path, responses=6).steps.tolist() == [0, 0, 0, 3, 3, 3]
     table = exported_table(tmp_path, responses=24)
     assert np.unique(table.steps).tolist() == [0, 2, 3] or np.unique(table.steps).tolist() == [0, 1, 3]
     facts, arrays = unpacked(run_page(table, make_tokenizer()))

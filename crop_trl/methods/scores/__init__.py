@@ -23,7 +23,6 @@ from .relevance import (
     negative_surface_divergence,
     reversed_crop_score,
     semantic_divergence,
-    surface_divergence,
 )
 from .rewarded import contrastive_credit, is_rewarded, modulated_credit, modulated_weight, privileged_credit
 from .sampled import calibrated_gap, centred_gap, mixture_gap, power_gap, uncertainty_penalty, verified_gap
