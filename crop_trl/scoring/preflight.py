@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,23 +18,6 @@ TOLERANCES = {"float32": 2e-3, "float16": 0.05, "bfloat16": 0.2, "quantised": 0.
 _RESPONSE_TOKENS = 64
 
 
-@dataclass
-class PreflightReport:
-    """What was found."""
-
-    top_k: int
-    drift: float  # mean difference between the scores of one sequence alone and in company (nats)
-    tolerance: float
-    teacher_ends: set[int] | None  # None: not known
-
-    def __str__(self) -> str:
-        ends = "not known" if self.teacher_ends is None else ", ".join(map(str, sorted(self.teacher_ends)))
-        return (
-            f"teacher returns {self.top_k} entries a position; a sequence alone and in company scores "
-            f"{self.drift:.1e} nats apart ({self.tolerance:g} allowed); ids that end a response for it: {ends}"
-        )
-
-
 def run_preflight(
     scorer: Scorer,
     row: Mapping[str, Any],
@@ -47,10 +29,10 @@ def run_preflight(
     num_tokens: int,
     student_ends: Iterable[int] | None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
-) -> PreflightReport:
-    """Check a teacher on one row, in two calls of `score`, and warn when it ends a response otherwise than
-    `student_ends`. Raises `ValueError` for prompts rendered unlike the original, fewer entries than K, scores that are
-    not finite, or that depend on what else is in the batch."""
+) -> str:
+    """Check a teacher on one row, in two calls of `score`, warn when it ends a response otherwise than `student_ends`,
+    and say what was found. Raises `ValueError` for prompts rendered unlike the original, fewer entries than K, scores
+    that are not finite, or that depend on what else is in the batch."""
     prompts = {kind: tokenize_variants([row], kind, tokenize)[0] for kind in kinds}
     suffix = generation_suffix(tokenizer, row["prompt"], **(chat_template_kwargs or {}))
     for kind, several in prompts.items():
@@ -91,7 +73,11 @@ def run_preflight(
         )
     if hasattr(scorer, "apart_from_own"):
         check_own_logits(scorer, prompt, response, "teacher")
-    return PreflightReport(alone.top_k, drift, tolerance, teacher_ends)
+    ends = "not known" if teacher_ends is None else ", ".join(map(str, sorted(teacher_ends)))
+    return (
+        f"teacher returns {alone.top_k} entries a position; a sequence alone and in company scores {drift:.1e} nats "
+        f"apart ({tolerance:g} allowed); ids that end a response for it: {ends}"
+    )
 
 
 def check_own_logits(scorer: LocalScorer, prompt: Sequence[int], response: Sequence[int], who: str) -> None:

@@ -15,7 +15,7 @@ from ..models.dropout import remove_dropout
 from ..prompts import STUDENT, TEACHER, prompt_kinds
 from ..scoring import Scorer
 from ..scoring.placement import AVERAGE, MODEL
-from ..scoring.preflight import PreflightReport, check_own_logits, run_preflight
+from ..scoring.preflight import check_own_logits, run_preflight
 from ..scoring.student import make_own_teacher, make_student
 from ..scoring.teacher import connect_teacher, make_teacher
 from . import data
@@ -82,11 +82,11 @@ class Preflight(TrainerCallback):
                 self.check_teacher(name)
         trainer.scorers[STUDENT].stats.reset()
 
-    def check_teacher(self, name: str) -> PreflightReport:
-        """Raise `ValueError` unless a teacher can score this run's prompts, and print what was found."""
+    def check_teacher(self, name: str) -> str:
+        """Raise `ValueError` unless a teacher can score this run's prompts; print and return what was found."""
         trainer, args, teacher = self.trainer, self.trainer.args, self.trainer.scorers[name]
         with told_of(name):
-            report = run_preflight(
+            found = run_preflight(
                 teacher,
                 self.row,
                 prompt_kinds(get_method(args.method).needs),
@@ -100,5 +100,5 @@ class Preflight(TrainerCallback):
         if hasattr(teacher, "stats"):
             teacher.stats.reset()
         if trainer.accelerator.is_main_process and not args.disable_tqdm:
-            print(f"Preflight{'' if name == TEACHER else f' of {name}'}: {report}.")
-        return report
+            print(f"Preflight{'' if name == TEACHER else f' of {name}'}: {found}.")
+        return found

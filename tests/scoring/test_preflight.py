@@ -1,5 +1,7 @@
 """What the look before the first step sees."""
 
+import re
+
 import pytest
 import torch
 from tiny import make_model, make_rows, make_trainer
@@ -105,5 +107,6 @@ def test_a_prompt_that_opens_the_response_otherwise(tmp_path):
 def test_bf16_is_within_its_tolerance(tmp_path):
     teacher = make_model(1, hidden=48).to(torch.bfloat16)
     trainer = make_trainer(tmp_path, teacher=teacher, rows=make_rows(8), preflight=False)
-    report = Preflight(trainer, trainer.train_dataset[0]).check_teacher("teacher")
-    assert report.tolerance == 0.2 and report.drift < 0.1 and report.top_k == 4
+    found = Preflight(trainer, trainer.train_dataset[0]).check_teacher("teacher")
+    drift = re.search(r"returns 4 entries a position; .* scores (\S+) nats apart \(0.2 allowed\)", found)[1]
+    assert float(drift) < 0.1
