@@ -124,9 +124,13 @@ def train(study: Study, args: argparse.Namespace) -> None:
             study.discard()
             bar.update()
             check()
-            if first and task.name in study.rows:
+            if row := study.rows.get(task.name):
+                before, after = (row[f"accuracy_{when}"] for when in ("before", "after"))
+                measured = "" if None in (before, after) else f": {before:.1%} before, {after:.1%} after"
+                tqdm.write(f"{task.name} is finished{measured}.")
+                if first:
+                    tqdm.write(study.outlook(args.jobs))
                 first = False
-                tqdm.write(study.outlook(args.jobs))
 
         places = math.ceil(min(args.jobs, len(study.left)) / max(1, len(args.gpus))) * args.sample_together
         with samplers(args.output, args.gpus, places) as (options, check):

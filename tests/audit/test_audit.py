@@ -326,7 +326,7 @@ def test_wrong_files_are_named(tmp_path):
         read_benchmark("toy", file)
     table = tmp_path / "v.csv"
     table.write_text("benchmark,benchmark_id,train_id,field,verdict\na,b,c,d,same\na,b,c,d,near\n")
-    with pytest.raises(ValueError, match="line 3: verdict 'near' for 'b' and 'c', which has 'same' above"):
+    with pytest.raises(ValueError, match="row 3: verdict 'near' for 'b' and 'c', which has 'same' above"):
         read_verdicts(table)
     file.write_text('{"problem": "p", "answer": {"x": 1}}\n')
     with pytest.raises(ValueError, match="row 1 has an `answer` that is"):

@@ -74,6 +74,7 @@ def test_a_study_that_is_killed_goes_on_and_ends_with_a_row_for_each_run(tmp_pat
     said = process.communicate()[0]
     assert process.returncode == 1, said
     assert "Runs: 1 finished, 2 to go, 2 at a time." in said
+    assert re.search(r"\n.*retention_ratio=0\.5\S* is finished: \d+\.\d% before, \d+\.\d% after\.\n", said), said
     assert "error: No row is left of 16: " in said and "1 failed: short/method=random,max_prompt_length=5" in said
     assert (first / "result.json").stat().st_mtime_ns == saved
     assert "Resuming from" in (second / "log.txt").read_text()
