@@ -77,14 +77,18 @@ def read_or_sample(
     return bank
 
 
+def student_tokenizer(name: str | None, args: TrainConfig, model: ModelConfig):
+    """As training loads it, of the student of that name; `None` without one."""
+    return tokenizer_of(name, None, "model_name_or_path", args.trust_remote_code, model.model_revision)
+
+
 def main(argv: list[str] | None = None) -> None:
     """Parse, sample or read, report."""
     with told():
         kinds = (ReplayArguments, ScriptArguments, TrainConfig, ModelConfig)
         replay, script, args, model = SettingsParser("replay", kinds, __doc__).read(argv)
         bank = read_or_sample(Path(replay.bank), replay.bank_prompts, script, args, model)
-        loaded = (args.trust_remote_code, model.model_revision)
-        tokenizer = tokenizer_of(model.model_name_or_path, None, "model_name_or_path", *loaded)
+        tokenizer = student_tokenizer(model.model_name_or_path, args, model)
         report = bank_report(bank, args.selection_settings, tokenizer, args.method)
     print(report)
 

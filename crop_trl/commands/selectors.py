@@ -25,11 +25,10 @@ from ..methods import get_method
 from ..methods.budget import response_budget
 from ..prompts import prompt_column, split_signal
 from ..runs import ScriptArguments, TrainConfig
-from ..training.data import tokenizer_of
 from ..triplets import load_records
 from .errors import told
 from .options import SettingsParser
-from .replay import read_or_sample
+from .replay import read_or_sample, student_tokenizer
 
 
 @dataclass
@@ -94,12 +93,8 @@ def main(argv: list[str] | None = None) -> None:
         budgets = sorted({settings.retention_ratio, *options.budgets})
         for budget in budgets:
             response_budget(1, budget)
-        records = load_records(
-            script.dataset_name,
-            script.dataset_split,
-            config=script.dataset_config,
-            revision=script.dataset_revision,
-        )
+        of_hub = {"config": script.dataset_config, "revision": script.dataset_revision}
+        records = load_records(script.dataset_name, script.dataset_split, **of_hub)
         for record in records[:1]:
             Reference.of(record)  # before a model is loaded
         folder = Path(options.bench_dir)
@@ -113,8 +108,7 @@ def main(argv: list[str] | None = None) -> None:
             what = f"{missing[0]} (column `{prompt_column(split_signal(missing[0])[1])}`)" if missing else "the rewards"
             raise ValueError(f"{str(path)!r} lacks {what} that {own!r} needs; sample anew with another `--bank`.")
         named = bank.settings.get("model_name_or_path") or model.model_name_or_path
-        loaded = (args.trust_remote_code, model.model_revision)
-        tokenizer = tokenizer_of(named, None, "model_name_or_path", *loaded)
+        tokenizer = student_tokenizer(named, args, model)
         labelled = label_bank(bank, records, tokenizer, script.prompt_template)
         counts = labelled.counts()
         most = bank.signals.most("counterfactual")

@@ -205,7 +205,8 @@ def main() -> None:
     )
     parser.add_argument("--samples", type=int, default=2, help="samples of each test problem at temperature 1")
     parser.add_argument("--base", help="a checkpoint to start from instead of SmolLM2-135M-Instruct")
-    parser.add_argument("--adapters", type=Path, help="folder of other adapters than those kept here")
+    beside = Path(__file__).with_name("adapters")
+    parser.add_argument("--adapters", type=Path, default=beside, help="folder of other adapters than those kept here")
     parser.add_argument("--train", action="store_true", help="train new adapters, into OUTPUT/adapters")
     parser.add_argument("--scale", type=float, default=1.0, help="share of each recipe's examples, for a trial")
     parser.add_argument("--misread-share", type=float, help="of the student, instead of the recipe's")
@@ -214,8 +215,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes that write texts")
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
-    clock, beside = time.time(), Path(__file__).with_name("adapters")
-    args.adapters = args.output / "adapters" if args.train else args.adapters or beside
+    clock = time.time()
+    args.adapters = args.output / "adapters" if args.train else args.adapters
     # What is known of the models goes with their adapters.
     kept = args.adapters / "world.json"
     note = json.loads(kept.read_text()) if kept.is_file() else {}
@@ -248,10 +249,10 @@ def main() -> None:
             note[name] = made
             print(json.dumps({name: made}, indent=2), flush=True)
     for name in args.models:
-        if name not in to_train:
+        if not args.train:
             save_model(name, args)
         found, known = sha256(args.output / name), note.setdefault(name, {}).get("sha256")
-        if name not in to_train and known not in (None, found):
+        if known not in (None, found):
             print(f"{name}: other weights than {kept} tells of; its runs cannot stand beside those of others.")
         note[name]["sha256"] = found
     for name in to_train:
@@ -259,7 +260,7 @@ def main() -> None:
             note[name]["gap"] = measure_gap(name, args, devices[0])
             print(json.dumps({f"gap of {name}": note[name]["gap"]}, indent=2), flush=True)
 
-    if to_train:
+    if args.train:
         note["seed"], note["minutes"] = args.seed, round((time.time() - clock) / 60, 1)
         note["machine"] = torch.cuda.get_device_name() if args.device == "cuda" else f"CPU ({platform.machine()})"
         note["versions"] = {"torch": torch.__version__, "transformers": transformers.__version__}

@@ -39,6 +39,11 @@ def settings(temperature: float, count: int = 12) -> GenerationConfig:
     return GenerationConfig(max_new_tokens=count, temperature=temperature, pad_token_id=PAD, eos_token_id=ENDS)
 
 
+def greedy(model, ids: torch.Tensor, mask: torch.Tensor, count: int = 12) -> torch.Tensor:
+    how = {"max_new_tokens": count, "do_sample": False, "pad_token_id": PAD, "eos_token_id": ENDS}
+    return model.generate(input_ids=ids, attention_mask=mask, **how)
+
+
 @pytest.mark.parametrize(
     "kind, compiled, count",
     [(LlamaConfig, False, 12), (Qwen3Config, False, LONG), pytest.param(LlamaConfig, True, 12, marks=pytest.mark.slow)],
@@ -48,15 +53,8 @@ def test_cold_samples_are_greedy_ones(kind, compiled, count):
     sampler = GraphSampler(model, torch.float32, autocast=False, compiled=compiled)
     for _ in range(2):
         found = sampler.generate(ids, mask, settings(1e-4, count))
-        greedy = model.generate(
-            input_ids=ids,
-            attention_mask=mask,
-            max_new_tokens=count,
-            do_sample=False,
-            pad_token_id=PAD,
-            eos_token_id=ENDS,
-        )
-        assert torch.equal(found[:, : greedy.size(1)], greedy)
+        expected = greedy(model, ids, mask, count)
+        assert torch.equal(found[:, : expected.size(1)], expected)
         # Trained weights are seen in the next batch.
         with torch.no_grad():
             for weight in model.parameters():
@@ -67,10 +65,8 @@ def test_adapters_are_sampled_with():
     model = get_peft_model(build(), LoraConfig(target_modules="all-linear", init_lora_weights=False))
     ids, mask = prompts()
     found = GraphSampler(model, torch.float32, autocast=False).generate(ids, mask, settings(1e-4))
-    greedy = model.generate(
-        input_ids=ids, attention_mask=mask, max_new_tokens=12, do_sample=False, pad_token_id=PAD, eos_token_id=ENDS
-    )
-    assert torch.equal(found[:, : greedy.size(1)], greedy)
+    expected = greedy(model, ids, mask)
+    assert torch.equal(found[:, : expected.size(1)], expected)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])

@@ -13,7 +13,7 @@ from crop_trl import CROPConfig
 from crop_trl.models.graph_sampling import decoding_of
 from crop_trl.models.shared_sampling import SharedSampler, Stack
 
-from .test_graph_sampling import ENDS, PAD, SIZES, prompts, settings
+from .test_graph_sampling import PAD, SIZES, greedy, prompts, settings
 
 
 def student(seed: int, **changes):
@@ -34,11 +34,6 @@ def server(tmp_path_factory):
         yield str(prefix)
         process.kill()
         process.wait()
-
-
-def greedy(model, ids, mask):
-    how = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": PAD, "eos_token_id": ENDS}
-    return model.generate(input_ids=ids, attention_mask=mask, **how)
 
 
 def together(*asks):

@@ -24,7 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from triplets.conftest import servers  # noqa: E402
 from triplets.running import KEY, answers_in, served  # noqa: E402
-from triplets.scripted_server import expected_status  # noqa: E402
+from triplets.scripted_answers import expected_status  # noqa: E402
 
 from crop_trl.triplets.domain import load_domain  # noqa: E402
 from crop_trl.triplets.outputs import OutputDirectory  # noqa: E402

@@ -4,7 +4,7 @@ import json
 import urllib.request
 from pathlib import Path
 
-from triplets.scripted_server import PLANS
+from triplets.scripted_answers import PLANS
 
 from crop_trl.files import read_entries
 from crop_trl.triplets.outputs import OutputDirectory

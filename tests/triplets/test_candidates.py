@@ -2,7 +2,7 @@ import json
 import unicodedata
 
 import pytest
-from triplets import scripted_server
+from triplets import scripted_answers
 
 from crop_trl.prompts import DEFAULT_PROMPT_TEMPLATE, wrap_problem
 from crop_trl.triplets.candidates import (
@@ -21,8 +21,8 @@ from crop_trl.triplets.source import KNOWN_WRAPPERS, Problem, unclean_reason
 
 MATHEMATICS = load_domain("mathematics")
 ORIGINAL = "A box holds 12 red and 30 blue balls. How many balls are there?"
-FIELDS = scripted_server.candidate(ORIGINAL, 1)
-EVALUATION = json.loads(scripted_server.critic("good", [1])[0])["evaluations"][0]
+FIELDS = scripted_answers.candidate(ORIGINAL, 1)
+EVALUATION = json.loads(scripted_answers.critic("good", [1])[0])["evaluations"][0]
 
 
 def evaluation(**changes):

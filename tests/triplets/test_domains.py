@@ -4,7 +4,7 @@ import re
 
 import pytest
 import yaml
-from triplets import scripted_server
+from triplets import scripted_answers
 from triplets.running import flags, generate, records_by_id, write_paper_form
 
 from crop_trl.triplets.domain import DOMAINS, load_domain
@@ -112,7 +112,7 @@ def test_what_is_wrong_in_a_domain_is_named(tmp_path, change, says):
 
 
 def test_each_domain_reads_its_own_answer_types():
-    answer = scripted_server.critic("good", [1], "function")[0]
+    answer = scripted_answers.critic("good", [1], "function")[0]
     assert read_evaluations(answer, 1, load_domain("coding").evaluation)[0].keys() == {1}
     assert read_evaluations(answer, 1, load_domain("mathematics").evaluation)[2] == {"bad_evaluation": 1}
 

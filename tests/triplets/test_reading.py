@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from triplets import scripted_server
+from triplets import scripted_answers
 
 from crop_trl.triplets import reading
 from crop_trl.triplets.domain import load_domain
@@ -17,8 +17,8 @@ MATHEMATICS = load_domain("mathematics")
 read_evaluations = partial(reading.read_evaluations, form=MATHEMATICS.evaluation)
 
 ORIGINAL = "A box holds 12 red and 30 blue balls. How many balls are there?"
-FIELDS = scripted_server.candidate(ORIGINAL, 1)
-EVALUATION = json.loads(scripted_server.critic("good", [1])[0])["evaluations"][0]
+FIELDS = scripted_answers.candidate(ORIGINAL, 1)
+EVALUATION = json.loads(scripted_answers.critic("good", [1])[0])["evaluations"][0]
 
 
 def critic_answer(*evaluations, selected=1):
@@ -208,7 +208,7 @@ def test_schemas_are_strict_and_bare():
 
 def test_a_rejection_in_any_form_stays_one():
     """Beside an acceptance, before or after it; what cannot be read but rejects voids the answer."""
-    accepted, rejected = (scripted_server.critic(kind, [1])[0] for kind in ("good", "reject"))
+    accepted, rejected = (scripted_answers.critic(kind, [1])[0] for kind in ("good", "reject"))
 
     def changed(**fields) -> str:
         answer = json.loads(rejected)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from triplets.running import EVERY_PLAN, KEY, answers_in, every_plan, flags, generate, records_by_id, served
-from triplets.scripted_server import PLANS
+from triplets.scripted_answers import PLANS
 
 from crop_trl.triplets.costs import Account
 from crop_trl.triplets.outputs import OutputDirectory

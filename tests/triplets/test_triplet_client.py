@@ -5,7 +5,7 @@ import time
 
 import pytest
 from triplets.running import stats
-from triplets.scripted_server import RAW_REPLIES
+from triplets.scripted_answers import RAW_REPLIES
 
 from crop_trl.retries import Stopped
 from crop_trl.triplets.client import Client, EndpointError, RequestFailed

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from triplets.running import EVERY_PLAN, KEY, answers_in, every_plan, generate, records_by_id, served, stats
-from triplets.scripted_server import PLANS, RAW_REPLIES
+from triplets.scripted_answers import PLANS, RAW_REPLIES
 
 from crop_trl.commands import triplets
 from crop_trl.prompts import DEFAULT_PROMPT_TEMPLATE, wrap_problem

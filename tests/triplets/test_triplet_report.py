@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from triplets.running import REPORTED, generate, write_paper_form
-from triplets.scripted_server import PLANS
+from triplets.scripted_answers import PLANS
 
 from crop_trl.commands.triplets import main
 from crop_trl.triplets.domain import DOMAINS
